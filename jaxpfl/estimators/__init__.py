@@ -1,9 +1,9 @@
 """Personalised estimation: pure functions for clients and server that work under ``jax.jit`` and ``jax.vmap``.
 
-`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file. `gaussian`, `bernoulli` and
-`mixture` also have private forms; `regression` and `regression_mixture` are functions of all clients' data at once.
-`empirical_bayes` estimates from one summary per client (an estimate with its standard error, or counts), with groups
-and covariates.
+`base.Estimator` is the interface of an estimator, and `base.estimate` runs an estimator. Each statistical model has one
+module. `gaussian`, `bernoulli` and `mixture` also have private estimators. The functions in `regression` and
+`regression_mixture` take all clients' data together. `empirical_bayes` needs only one summary per client (an estimate
+with its standard error, or counts), and supports groups and covariates.
 """
 
 from jaxpfl.estimators import (

@@ -1,11 +1,13 @@
 r"""The estimator interface: a client's message, the server's broadcast, and the client's estimate, as pure functions.
 
-Client i holds n_i samples that depend on its own parameter theta_i. It sends a message (`summarize`), the server
-combines all messages into a broadcast (`combine`), and the client combines the broadcast with its own data
-(`personalize`). Estimators with several rounds repeat these three steps, each time from the server's last broadcast.
+Client i has n_i samples, whose distribution depends on the client's own parameter theta_i. The client sends a message
+(`summarize`), the server combines all messages into a broadcast (`combine`), and the client combines the broadcast with
+its own data (`personalize`). Estimators with several rounds repeat these three steps; each round starts from the
+server's last broadcast.
 
 All functions can be jitted, and vmapped over repetitions and settings. Functions that return an `Estimator` accept
-traced scalars; sizes are static. Most servers need only the `Moments` of the messages.
+traced values for real parameters, while numbers of components, steps and bits are static. Most estimators' servers need
+only the `Moments` of the messages.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -25,11 +27,11 @@ from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
 _NODES = 64  # Gauss-Legendre nodes
-_NEGLIGIBLE = 40.0  # log density this far below its maximum: exp(-40) is lost to rounding
+_NEGLIGIBLE = 40.0  # a log density this far below its maximum is negligible: exp(-40) is below rounding
 
 
 class Samples(NamedTuple):
-    """One client's samples, padded to a capacity of n. For stacked clients every leaf has a leading axis [m].
+    """Samples of one client, padded to length n; for stacked clients, every leaf has a leading axis [m].
 
     Attributes:
       x: samples, [n, ...].
@@ -41,12 +43,12 @@ class Samples(NamedTuple):
 
     @property
     def size(self) -> Array:
-        """Number n_i of real samples as a floating-point number, [] ([m] when stacked)."""
+        """Number n_i of real samples, as a floating-point number, []; [m] for stacked clients."""
         return self.mask.sum(axis=-1).astype(jnp.result_type(self.x.dtype, jnp.float32))
 
     @property
     def mean(self) -> Array:
-        """Mean of the client's real samples, [...]; zero if it has none."""
+        """Mean of the client's real samples, [...]; zero for a client without samples."""
         return self._total(self.x) / jnp.maximum(self.size, 1)
 
     @property
@@ -66,10 +68,10 @@ class Estimator(NamedTuple):
 
     Attributes:
       summarize: ``(key, shared, samples) -> (message, local)`` for one client. Only the message leaves the client.
-      combine: ``(key, shared, messages, sent) -> shared`` for the server. Messages have leaves [m, ...]; ``sent``, [m]
-        bool, marks the uploaded messages, and the others are ignored.
-      personalize: ``(shared, message, sent, local) -> estimate`` for one client, also for clients that did not send.
-        The client's own message is an argument because some estimators leave it out of the combination.
+      combine: ``(key, shared, messages, sent) -> shared`` for the server. Messages have leaves [m, ...]. ``sent``, [m]
+        bool, is true for uploaded messages; the function ignores the other messages.
+      personalize: ``(shared, message, sent, local) -> estimate`` for one client, which need not have uploaded a
+        message. The client's own message is an argument because some estimators remove it from the combined messages.
       start: the broadcast before the first round, or None.
     """
 
@@ -104,9 +106,9 @@ def estimate(
       estimator: estimator to run.
       key: source of all randomness.
       clients: stacked samples, leaves [m, n, ...].
-      client_ids: distinct ids [m], by default 0 ... m - 1. A client's randomness depends only on the key and its id, so
-        permuting clients together with their ids permutes the estimates.
-      sent: [m] bool, the clients that upload (Remark 7 of the paper); by default all.
+      client_ids: distinct ids [m], by default 0 ... m - 1. A client's randomness depends only on the key and the
+        client's id, so permuting the clients together with their ids permutes the estimates.
+      sent: [m] bool, true for clients that upload (Remark 7 of the paper); by default all clients upload.
       rounds: number of rounds; more than 1 only for iterative estimators.
 
     Examples:
@@ -137,13 +139,14 @@ def estimate(
 
 
 def stack(clients: list[np.ndarray]) -> Samples:
-    """Stack clients with different numbers of samples: arrays [n_i, ...] are padded to the largest n_i.
+    """Stack clients with different numbers of samples: pad arrays [n_i, ...] to the largest n_i.
 
-    The samples get JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
+    The samples are converted to JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
 
     Raises:
-      JaxpflError: if there are no clients; if a client has no samples, or samples of another shape; if a value is NaN,
-        infinite, or so large that a client's samples become equal in this type (`full_precision.check_digits`).
+      JaxpflError: if there are no clients; if a client has no samples; if clients' samples have different shapes; if a
+        value is NaN or infinite; or if values are so large that a client's different samples become equal in this type
+        (`full_precision.check_digits`).
     """
     if not clients:
         raise JaxpflError("no clients: an estimator needs at least one")
@@ -166,14 +169,14 @@ def stack(clients: list[np.ndarray]) -> Samples:
 
 
 def every(x: Array) -> Samples:
-    """Samples from an array [m, n, ...] without padding."""
+    """Make `Samples` from an array [m, n, ...] without padding."""
     return Samples(x, jnp.ones(x.shape[:2], bool))
 
 
 class Moments(NamedTuple):
     """Number [], mean [...] and summed squared deviations [...] of messages with shape [...].
 
-    Deviations are taken from the mean, because the difference of two large sums would cancel in single precision.
+    Deviations are from the mean: the difference between two large sums would lose its digits in single precision.
     """
 
     number: Array
@@ -187,7 +190,7 @@ class Moments(NamedTuple):
 
 
 def moments(messages: Array, sent: Array) -> Moments:
-    """Moments of the uploaded messages: messages [m, ...], ``sent`` [m] bool."""
+    """Moments of the messages [m, ...] for which ``sent`` [m] is true."""
     chosen = sent.reshape(-1, *[1] * (messages.ndim - 1))
     number = sent.sum().astype(messages.dtype)
     mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(number, 1)
@@ -195,7 +198,7 @@ def moments(messages: Array, sent: Array) -> Moments:
 
 
 def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
-    """Moments of the other clients' messages: remove ``message`` from ``all_sent`` if this client sent it."""
+    """Moments of the other clients' messages: ``all_sent`` without this client's ``message``, if the client sent it."""
     number = all_sent.number - 1
     deviation = message - all_sent.mean
     others = jnp.maximum(number, 1)
@@ -207,11 +210,11 @@ def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
 
 
 def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
-    """Mean of N(mean, stddev^2) truncated to [0, most]; the nearer end if ``mean`` is far outside.
+    """Mean of N(mean, stddev^2) truncated to [0, most]; if ``mean`` is far outside, the nearer of 0 and ``most``.
 
     This is the posterior mean of a number in [0, most] under a flat prior, given the estimate ``mean`` with standard
-    error ``stddev``. Gauss-Legendre quadrature around the mode avoids the textbook formula, which cancels if stddev >>
-    most or the mean is far outside.
+    error ``stddev``. The integral is computed by Gauss-Legendre quadrature around the mode, because the textbook
+    formula suffers from cancellation if stddev >> most, or if the mean is far outside.
     """
     mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

@@ -1,16 +1,18 @@
 r"""Collaborative estimation of Bernoulli probabilities: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
 
-Let mu and v be the mean and variance of the population P. The best weight a_i of the client's own share of ones is
+Let mu and v be the mean and variance of the population P. The optimal estimate gives the client's own share of ones
+:math:`\bar X_i` the weight a_i,
 
 .. math:: \hat p_i = a_i \bar X_i + (1 - a_i) \mu, \qquad a_i = \frac{n_i v}{\mu (1 - \mu) + (n_i - 1) v}
 
-for every P; for a Beta distribution the estimate is the posterior mean. The estimators differ in how they obtain mu and
-v. Samples are numbers in {0, 1}, [n].
+for every P. If P is a Beta distribution, the estimate is the posterior mean. The estimators in this module differ in
+how they obtain mu and v. A client's samples are numbers in {0, 1}, [n].
 
 Under privacy (`split`, and `printed_private` for comparison) a client sends the paper's message (7),
-`privacy.local_dp.one_bit_unit`. It takes one of two values, its mean is the encoded number in [0, 1], and it is
-eps-LDP. The variance of a two-valued message is a function of its mean, so bits that encode the clients' shares carry
-no information about the variance of P. `split` therefore lets half of the clients encode another number.
+`privacy.local_dp.one_bit_unit`. The message takes one of two values, its mean is the encoded number in [0, 1], and the
+message is eps-LDP. The variance of a two-valued message is a function of its mean, so bits that encode the clients'
+shares carry no information about the variance of P. In `split`, half of the clients therefore encode an estimate of
+p_i^2 instead.
 
 Reference: Ozkara et al. 2023, section 2.2, equation (7), Theorems 3 and 4, and appendix C.
 """
@@ -27,27 +29,27 @@ from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncat
 from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
-"""Least value of 1 - h (`moment_variance`) that is not rounding error. One client with two samples among fifty thousand
-clients with one sample gives about this value.
+"""Values of 1 - h (see `moment_variance`) below this one may be rounding errors. One client with two samples among
+fifty thousand clients with one sample gives about this value.
 """
 
 
 class Share(NamedTuple):
-    """A client's share of ones [] and its n_i []: the local state, and without privacy also the message."""
+    """A client's share of ones [] and its n_i []. This is the local state, and without privacy also the message."""
 
     share: Array
     size: Array
 
 
 class Broadcast(NamedTuple):
-    """The server's broadcast: moments of the uploaded shares, and of 1/n_i for the clients that uploaded."""
+    """The server's broadcast: moments of the uploaded shares, and moments of 1/n_i over the same clients."""
 
     shares: Moments
     inverse_sizes: Moments
 
 
 def local() -> Estimator:
-    """Use each client's own share of ones; nothing is sent."""
+    """Estimator by each client's own share of ones; nothing is sent."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -56,9 +58,9 @@ def local() -> Estimator:
 
 
 def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
-    """Posterior mean under a known prior Beta(alpha, beta); nothing is sent.
+    """Estimator by the posterior mean under a known prior Beta(alpha, beta); nothing is sent.
 
-    Its error is exactly n / (alpha + beta + n) times the error of `local`.
+    The mean squared error under this prior is exactly n / (alpha + beta + n) times the error of `local`.
 
     Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
     """
@@ -75,7 +77,7 @@ def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
 
 
 def global_mean() -> Estimator:
-    """Use the mean of all clients' shares as every client's estimate."""
+    """Estimator by the mean of all clients' shares, the same for every client."""
     return Estimator(
         lambda key, shared, samples: (samples.mean, ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -84,22 +86,22 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Shrink the client's own share towards mu, with P's mean and variance estimated from the other clients' shares.
+    r"""Estimator that shrinks the client's own share towards mu; mu and v are estimated from the other clients' shares.
 
     The variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where :math:`E\,p(1-p) = \mu(1-\mu) - v`. Hence
 
     .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
 
     clipped to [0, mu (1 - mu)]. For equal sizes this is (n S2 - mu (1 - mu)) / (n - 1). Every client has the same
-    weight in mu and S2, whatever its size, because it is one draw from P. A client keeps its own share if there are too
-    few other clients to estimate mu and v.
+    weight in mu and S2, whatever its size, because its p_i is one draw from P. If there are too few other clients to
+    estimate mu and v, a client's estimate is its own share.
 
     Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
     Args:
-      printed: whether v = S2 as in the paper, which makes the weight too large.
-      variance: v, if known. It is required if no client has two samples, because single samples do not determine v:
-        without it, the estimates are the mean of all clients.
+      printed: whether to take S2 for v as the paper does, which makes the weight too large.
+      variance: v, if known. If no client has two samples, v cannot be estimated; without ``variance``, all estimates
+        are then the mean of all clients' shares.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:
@@ -127,16 +129,16 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
 
 def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
-    """Moment estimate of v, not clipped, from the shares' variance S2 and the mean h of 1/n_j; 0 if every n_j is 1.
+    """Unclipped moment estimate of v, from the shares' variance S2 and the mean h of 1/n_j; 0 if every n_j is 1.
 
-    1 - h counts as zero below `_ROUNDING`, because `without` computes h as a difference in single precision.
+    Values of 1 - h below `_ROUNDING` count as zero, because `without` computes h as a difference in single precision.
     """
     learned = 1 - h > _ROUNDING
     return jnp.where(learned, (S2 - h * mu * (1 - mu)) / jnp.where(learned, 1 - h, 1), 0)
 
 
 def weight(mu: Array, v: Array, size: Array) -> Array:
-    """Weight a_i (see the module's docstring), with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal.
+    """Optimal weight a_i of the client's own share, with v clipped to [0, mu (1 - mu)]; 0 if v is 0.
 
     Implements: Ozkara et al. 2023, Remark 3.
     """
@@ -147,7 +149,7 @@ def weight(mu: Array, v: Array, size: Array) -> Array:
 
 
 def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
-    """Weight as printed in the paper, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
+    """The paper's weight of the client's own share, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
 
     Implements: Ozkara et al. 2023, equation (6).
     """
@@ -156,14 +158,14 @@ def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [], and a public flag [], true if the value encodes p_i^2 and false for p_i."""
+    """A client's message: a value [], and a public flag [] that is true if the value encodes p_i^2, and not p_i."""
 
     value: Array
     square: Array
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean and variance of P, and whether there were enough messages to estimate both; shapes []."""
+    """Estimated mean and variance of P, and whether there were enough messages to estimate them; shapes []."""
 
     mean: Array
     variance: Array
@@ -171,23 +173,24 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""Send one bit per client: half of the clients report their share, the other half an unbiased estimate of p_i^2.
+    r"""Private estimator with one bit per client: one half reports its share, the other an unbiased estimate of p_i^2.
 
-    A fair coin decides for each client whether its bit encodes :math:`Z/n` or :math:`Z (Z-1) / (n (n-1))`, whose mean
-    is p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
-    standard error e. Clients with a single sample always encode p_i.
+    A fair coin decides for each client, with Z ones among n samples, whether its bit encodes the share :math:`Z/n` or
+    :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The mean messages M1 and M2 of the two halves give :math:`\mu =
+    M_1` and :math:`\hat v = M_2 - \mu^2`, with a standard error e. Clients with a single sample always encode their
+    share.
 
-    The error of an estimate is linear in v for any fixed weight. The best weight given the messages is therefore the
-    weight at the posterior mean of v. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
+    The error of an estimate is linear in v for any fixed weight. The best weight, given the messages, is therefore the
+    optimal weight for v equal to its posterior mean. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
     [0, mu (1 - mu)].
 
     Formal guarantees: every client sends one message (7) and nothing else that depends on its samples. This is pure
     eps-LDP for all its samples together. n_i is public.
 
     Args:
-      epsilon: positive; may be traced.
+      epsilon: privacy parameter, positive; may be traced.
       plus_error: whether to use v-hat + e, clipped to [0, mu (1 - mu)], as v. (Too small a v costs more than too large
-        a v.) At small eps this loses a third of the gain: where v-hat falls below -e, every client's estimate is mu.
+        a v.) At small eps this loses a third of the gain, because every client's estimate is mu if v-hat is below -e.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:
@@ -195,7 +198,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
         own = Share(samples.mean, samples.size)
         n, ones = own.size, own.share * own.size
         square = jax.random.bernoulli(of_coin) & (n > 1)
-        # ``ones`` is a whole number up to the rounding of share * size.
+        # ``ones`` is an integer up to the rounding of share * size.
         pairs = jnp.round(ones) * (jnp.round(ones) - 1) / jnp.where(n > 1, n * (n - 1), 1)
         return Bit(local_dp.one_bit_unit(of_bit, jnp.where(square, pairs, own.share), epsilon), square), own
 
@@ -217,10 +220,10 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Use Theorem 4 as printed, for comparison: the OTHER clients' private messages in the weight of Theorem 3.
+    """Theorem 4's private estimator as printed: the weight of Theorem 3, from the other clients' private messages.
 
-    The variance of these messages is never below mu (1 - mu). The weight is therefore never below 1, and the estimate
-    is never better than the client's own share.
+    This estimator is for comparison only. The variance of the messages is never below mu (1 - mu). The weight is
+    therefore never below 1, and the estimate is never better than the client's own share.
 
     Implements: Ozkara et al. 2023, Theorem 4.
     """
@@ -244,7 +247,8 @@ def _mean_error(of: Moments) -> Array:
 class Population(NamedTuple):
     r"""Mean and variance of the population P, with the estimators' mean squared errors under P.
 
-    For a fixed weight a, and the mean of K other clients' shares, the error is exactly
+    If the estimate is a times the client's own share plus 1 - a times the mean of K other clients' shares, the mean
+    squared error is exactly
 
     .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
        S^2 = v + \frac{\mu (1 - \mu) - v}{n}
@@ -260,7 +264,7 @@ class Population(NamedTuple):
         return self.variance + self.local(n)
 
     def local(self, n: Scalar) -> Scalar:
-        """Error of the client's own share: ``E p (1 - p) / n``."""
+        """Mean squared error of the client's own share: ``E p (1 - p) / n``."""
         mu, v = self
         return (mu * (1 - mu) - v) / n
 
@@ -269,14 +273,14 @@ class Population(NamedTuple):
         return self.variance / self.share_variance(n)
 
     def printed_weight(self, n: Scalar) -> Scalar:
-        """Limit of the printed weight for many clients; it has S2 where v belongs."""
+        """Limit of the printed weight for many clients, in which S2 replaces v."""
         mu = self.mean
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-        """Error MSE(a) with the mean of ``others`` other clients' shares; an infinite number means a known mu.
+        """Error MSE(a) with ``others`` other clients' shares; an infinite number of them means that mu is known.
 
-        For an estimated weight the result is exact up to O(1/m), the effect of the weight's own variance.
+        If the weight is estimated, its variance adds an error of order 1/m, which the result does not include.
         """
         spread = self.variance + self.share_variance(n) / others
         return a**2 * self.local(n) + (1 - a) ** 2 * spread
@@ -289,7 +293,7 @@ class Population(NamedTuple):
 def printed_error(clients: Scalar, n: Scalar) -> Array:
     """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
 
-    Hoeffding's inequality gives the factor 2 instead of 3. Neither covers the error of the estimated variance.
+    Hoeffding's inequality gives the factor 2 instead of 3. Neither bound includes the error of the estimated variance.
 
     Implements: Ozkara et al. 2023, Theorem 3.
     """
@@ -299,7 +303,7 @@ def printed_error(clients: Scalar, n: Scalar) -> Array:
 def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
     """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)).
 
-    Like `printed_error`, it does not cover the error of the estimated variance.
+    Like `printed_error`, this bound does not include the error of the estimated variance.
 
     Implements: Ozkara et al. 2023, Theorem 4; Ozkara et al. 2023, equations (33) to (36).
     """

@@ -1,7 +1,7 @@
 r"""Maximum-likelihood fit of Beta(alpha, beta) to the clients' counts: an independent check of the moment estimators.
 
-Client i has Z_i ones among its n_i samples, with probability :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i - Z_i)
-/ B(\alpha, \beta)`. The fit runs on the host, in SciPy, and needs the counts of all clients.
+The probability that client i has Z_i ones among its n_i samples is :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i
+- Z_i) / B(\alpha, \beta)`. The fit runs on the host, in SciPy, and needs the counts of all clients.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ def fit(ones: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Fit (alpha, beta) by maximum likelihood.
 
     Args:
-      ones: Z_i, whole numbers in 0 ... n_i, [m].
-      sizes: n_i, whole numbers, [m].
+      ones: numbers Z_i of ones, integers in 0 ... n_i, [m].
+      sizes: numbers n_i of samples, integers, [m].
 
     Returns:
-      alpha and beta, both in [1e-4, 1e6]; at least one is at a limit if the likelihood has no maximum (all counts
-        equal).
+      alpha and beta, both in [1e-4, 1e6]. If the likelihood has no maximum (as for equal counts), at least one of them
+      is at an end of this range.
     """
     from scipy import optimize, special
 

@@ -18,7 +18,7 @@ from jaxpfl.privacy.noise import add_gaussian
 
 
 class Clusters(NamedTuple):
-    """Centers [k, d] and the number of points assigned to each, [k]."""
+    """Centers [k, d], and the number of points assigned to each center, [k]."""
 
     centers: Array
     sizes: Array
@@ -38,28 +38,28 @@ def square_distances(points: Array, centers: Array) -> Array:
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:
-    """Clip each point [d] of ``points`` [m, d] to an L2 norm of ``radius`` with `privacy.noise.clip`."""
+    """Clip each of the points [m, d] to the L2 norm ``radius`` with `privacy.noise.clip`."""
     return jax.vmap(lambda point: noise.clip(point, radius)[0])(points)
 
 
 def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
     """Choose initial centers by k-means++ (Arthur and Vassilvitskii 2007).
 
-    Every center is one of the points, drawn with probability proportional to its squared distance from the nearest
-    center chosen before.
+    Every center is one of the points. A point is drawn with a probability proportional to its squared distance from the
+    nearest of the centers drawn before.
 
     Args:
-      scores: [m, k] standard Gumbel variables, one row per point, so that the draws do not depend on the order of the
-        points.
+      scores: [m, k] standard Gumbel variables. Each point has its own row, so that the draws do not depend on the order
+        of the points.
       points: [m, d].
       valid: [m] bool, the points to use.
 
     Returns:
-      [k, d]; centers coincide if there are fewer than k distinct points.
+      The centers, [k, d]. Some are equal if there are fewer than k distinct points.
     """
 
     def choose(weights: Array, score: Array) -> Array:
-        # The argmax of log weights plus Gumbel scores is a draw proportional to the weights.
+        # The argmax of log weights plus Gumbel scores is a draw with probabilities proportional to the weights.
         logs = jnp.where(valid & (weights > 0), jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
         # If all weights are zero, every valid point is equally likely.
         logs = jnp.where(jnp.isneginf(logs).all(), jnp.where(valid, 0.0, -jnp.inf), logs)
@@ -75,12 +75,12 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
 
 
 def nearest(points: Array, centers: Array) -> Array:
-    """One-hot indicator of the center nearest to each point, [m, k]."""
+    """One-hot encoding of the nearest center of each point, [m, k]."""
     return jax.nn.one_hot(square_distances(points, centers).argmin(axis=1), len(centers), dtype=points.dtype)
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Sum [k, d] and number [k] of each center's points, from points [m, d] and memberships [m, k]."""
+    """Sum [k, d] and number [k] of the points of each center, from points [m, d] and memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
@@ -97,7 +97,7 @@ def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Run Lloyd's algorithm from several k-means++ starts; return the result with the least squared distances.
+    """Run Lloyd's algorithm from several k-means++ starts; return the result with the smallest squared distances.
 
     Args:
       scores: [m, starts, k] standard Gumbel variables, one row per point.
@@ -112,11 +112,11 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 SENSITIVITY = math.sqrt(2)
-"""L2 sensitivity of the pair (numbers, sums / radius) to adding or removing one client."""
+"""L2 sensitivity of the vector (numbers, sums / radius) to adding or removing one client."""
 
 
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
-    """Choose centers [k, d] far from each other in a ball without looking at data, so that they cost no privacy.
+    """Choose centers [k, d] far from each other in a ball, independently of the data and so at no privacy cost.
 
     The first center is one of ``candidates`` random points in the ball of radius ``reach``. Each further center is the
     candidate farthest from all earlier centers.
@@ -144,17 +144,17 @@ def noisy_lloyd(
     reach: Scalar | None = None,
     variance: Scalar | None = None,
 ) -> Clusters:
-    r"""Lloyd's algorithm with noise on the sums and numbers of points.
+    r"""Run Lloyd's algorithm with noise on the sums and the numbers of points.
 
     In each step the server adds N(0, 2 noise^2) to each cluster's number of points, and to each entry of the cluster's
-    sum of points divided by the radius. A center moves to the noisy sum over the noisy number, clipped to ``reach``. It
-    keeps its position if the noisy number is below twice the standard deviation of the noise.
+    sum of points divided by the radius. The new center is the noisy sum divided by the noisy number, clipped to the
+    norm ``reach``. A center keeps its position if the noisy number is below twice the standard deviation of the noise.
 
     Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
     zero. The memberships r of one client sum to one, so adding or removing a client changes all numbers and sums
     together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism with noise
-    multiplier ``noise`` under add-or-remove-one. The whole run is the adaptive composition of ``steps`` such mechanisms
-    (`event`). The initial centers must not depend on the points.
+    multiplier ``noise`` under the add-or-remove-one relation. The whole run is the adaptive composition of ``steps``
+    such mechanisms (`event`). The initial centers must not depend on the points.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
@@ -166,8 +166,8 @@ def noisy_lloyd(
       radius: clipping norm R of the points.
       noise: noise multiplier z of one step.
       steps: number of steps T.
-      reach: public bound on the centers' norm, by default ``radius``.
-      variance: variance of each entry of a point about its center, for soft memberships (EM). None means hard
+      reach: data-independent bound on the norm of the centers; by default ``radius``.
+      variance: variance of each entry of a point about its center, for soft memberships (EM); None for hard
         memberships (k-means).
 
     Returns:
@@ -189,7 +189,7 @@ def noisy_lloyd(
         of_total, of_sizes = jax.random.split(jax.random.fold_in(key, t))
         sizes = add_gaussian(of_sizes, sizes, scale, "sizes of a step")
         total = add_gaussian(of_total, total, scale, "sums of a step")
-        # A number lost in the noise would move its center at random.
+        # If the number is within the noise, the center would move at random.
         known = sizes > jnp.maximum(2 * scale, 0.5)
         moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)
@@ -200,14 +200,14 @@ def noisy_lloyd(
 
 
 def event(noise: float, steps: int) -> Any:
-    """``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants, under add-or-remove-one for clients."""
+    """Make the ``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants, under add-or-remove-one of a client."""
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
     return SelfComposedDpEvent(GaussianDpEvent(noise), steps)
 
 
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
-    """Least noise multiplier z of a step for which `noisy_lloyd` is (eps, delta)-DP.
+    """Smallest noise multiplier z of a step for which `noisy_lloyd` is (eps, delta)-DP.
 
     T Gaussian mechanisms with multiplier z compose, also adaptively, to exactly one Gaussian mechanism with multiplier
     z / sqrt(T). The analytic calibration is therefore exact.

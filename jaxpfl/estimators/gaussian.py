@@ -3,9 +3,10 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-M is the maximum-likelihood estimate of mu from the messages q(X_j); it is their plain mean if all clients hold equally
-many samples. a_i is the exact minimiser of the mean squared error, given the weights in M. If sizes are equal and all
-clients sent, this is the paper's equation (5). `gaussian_closed_form` computes the errors.
+q is the release (the identity without quantisation or privacy), and sq2 the variance that it adds. M is the
+maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many samples, M is
+the plain mean of the messages. The weight a_i minimises the mean squared error exactly, given the weights in M. If
+sizes are equal and all clients upload, this is the paper's equation (5). `gaussian_closed_form` computes the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -26,7 +27,7 @@ from jaxpfl.privacy import local_dp
 
 
 class Local(NamedTuple):
-    """A client's local state: the mean [d] and the number [] of its samples."""
+    """A client's local state: the mean [d] and the number [] of the client's samples."""
 
     mean: Array
     size: Array
@@ -35,8 +36,8 @@ class Local(NamedTuple):
 class Sent(NamedTuple):
     """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
 
-    The sum of squared deviations has shape [] ([d] in `gaussian_columns`). It is zero unless the samples' variance is
-    to be estimated.
+    The sum of squared deviations has shape [], or [d] in `gaussian_columns`. It is zero if the samples' variance is
+    known.
     """
 
     mean: Array
@@ -54,7 +55,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Use each client's own mean; nothing is sent."""
+    """Estimator by each client's own mean; nothing is sent."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -63,7 +64,7 @@ def local() -> Estimator:
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
-    """Use the mean of all messages as every client's estimate."""
+    """Estimator by the mean of all messages, the same for every client."""
     return Estimator(
         lambda key, shared, samples: (release.send(key, samples.mean), ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -72,9 +73,9 @@ def global_mean(release: Release = EXACT) -> Estimator:
 
 
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
-    r"""Combine the client's own mean and the mean of all messages with the weight of least mean squared error.
+    r"""Estimator that combines a client's own mean and the mean of all messages with the optimal weight.
 
-    Without any messages, the estimate is the client's own mean.
+    The weight minimises the mean squared error. Without any messages, the estimate is the client's own mean.
 
     Implements: Ozkara et al. 2023, equation (2); Ozkara et al. 2023, equation (3); Ozkara et al. 2023, Theorem 1;
       Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.
@@ -83,8 +84,8 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
       st2: variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
         :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry
         almost no information about this variance: give ``st2``, or use `split`.
-      sx2: variance of the samples. If None, the clients' own variances are pooled. This needs clients with at least two
-        samples, and every message then contains a second number, which is not private.
+      sx2: variance of the samples. If None, the variances within the clients are pooled. This needs clients with at
+        least two samples, and each message then contains a second number, which is not private.
       release: mechanism that releases a client's mean.
     """
 
@@ -117,25 +118,27 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
     """Arguments ``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
-    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus a term in st2.
+    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus a term proportional to
+    st2.
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
-    # Without any variance, `weight` is 1 by convention, but Var M is zero.
+    # If all variances are zero, `weight` is 1 by convention, but Var M must be zero.
     return s2, part * s2, 1 / _nonzero(told.weight) * (told.st2 + s2 + sq2 > 0) + told.st2 * (1 - 2 * part)
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""James-Stein estimator for clients with equally many samples, which shrinks their means towards the overall mean:
+    r"""James-Stein estimator for clients with equally many samples, which shrinks clients' means towards M:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
-    Nothing is shrunk if (m - 1) d is at most 2.
+    Here M is the mean of all messages, and s2 the variance of a client's mean. Nothing is shrunk if (m - 1) d is at
+    most 2.
 
     Args:
       sx2: variance of the samples.
-      positive: whether the factor is floored at zero, which can only lower the error. The closed-form error holds
-        without the floor.
+      positive: whether a negative factor is replaced by zero, which can only decrease the error. The closed-form error
+        is for the estimator without this replacement.
 
     Reference: James and Stein 1961; Efron and Morris 1973.
     """
@@ -146,7 +149,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
         s2 = sx2 / jnp.maximum(moments(messages.size, sent).mean, 1)
         square = of_means.scatter.sum()
         keep = 1 - jnp.maximum(free, 0) * s2 / _nonzero(square)
-        # Equal messages: shrink completely if the samples are noisy.
+        # If all messages are equal, shrink completely, unless the samples have no noise.
         keep = jnp.where(square > 0, keep, jnp.where(s2 > 0, 0.0, 1.0) if positive else 1.0)
         return of_means.mean, jnp.maximum(keep, 0) if positive else keep
 
@@ -161,7 +164,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: summed squared deviations over degrees of freedom; zero if there are none."""
+    """Pooled estimate of sx2: summed squared deviations divided by degrees of freedom; zero without the latter."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
@@ -176,7 +179,7 @@ def _nonzero(value: Array) -> Array:
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [1], a public flag [] (true if the value encodes the squared mean), and n_i []."""
+    """A client's message: a value [1], a public flag [] (true if the value encodes the squared mean), and n_i []."""
 
     value: Array
     square: Array
@@ -184,7 +187,7 @@ class Bit(NamedTuple):
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean M [1], variance of M about mu [], st2 [], and whether there were enough messages [] bool."""
+    """Estimated mean M [1], variance of M about mu [], estimated st2 [], and whether messages sufficed [] bool."""
 
     mean: Array
     error: Array
@@ -193,13 +196,13 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
-    r"""Send one bit per client, for one dimension: half of the clients report their mean, the other half its square.
+    r"""Private estimator with one bit per client: one half reports its mean, the other half the mean's square.
 
-    The variance of a two-valued message is a function of its mean, so bits that encode the clients' means carry no
-    information about the variance of these means.
+    This estimator is for one dimension. The variance of a two-valued message is a function of its mean, so bits that
+    encode the clients' means carry no information about the variance of these means.
 
     A fair coin decides for each client whether its bit encodes its mean, clipped to [-b, b], or the square of the
-    clipped mean. The means M1 and M2 of the two halves give
+    clipped mean. The mean messages M1 and M2 of the two halves give
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 
@@ -211,7 +214,7 @@ def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
 
     Args:
       b: clipping bound (`estimators.release.gaussian_radius`).
-      epsilon: positive; may be traced.
+      epsilon: privacy parameter, positive; may be traced.
       sx2: variance of the samples, public.
     """
 

@@ -1,9 +1,11 @@
 r"""Exact mean squared errors of the Gaussian estimators, lower bounds, and the gain of collaboration.
 
-X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n. Releasing the mean adds the variance sq2 per entry.
-All functions take scalars or arrays that broadcast, and return the error of ONE entry; multiply by d for a vector.
+The model is X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), and s2 = sx2 / n. The release of a mean adds the
+variance sq2 to each entry. All functions take scalars or arrays that broadcast, and return the error of ONE entry;
+multiply the error by d for a vector.
 
-Let M be the mean of the messages that K of m clients sent (by default K = m). For any weight a,
+Let M be the mean of the messages that K of m clients sent (by default K = m). The estimate :math:`a \bar X_i + (1 - a)
+M` has the error
 
 .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V, \qquad c = Cov(\bar X_i - \theta_i, M - \theta_i),
    \quad V = Var(M - \theta_i)
@@ -13,8 +15,8 @@ m clients of equal size,
 
 .. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
-The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The release noise sq2 is divided by
-the number of other clients. Only second moments matter: for Bernoulli clients take s2 = E p(1-p) / n and st2 = Var p.
+The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The formulas use only second moments,
+and so also hold for Bernoulli clients with s2 = E p(1-p) / n and st2 = Var p.
 
 Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
 """
@@ -49,13 +51,14 @@ def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
 
 
 def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
-    """``c`` and ``V`` of `error` if M is the plain mean of clients with equally many samples.
+    """Arguments ``c`` and ``V`` of `error`, if M is the plain mean of messages and all clients have the same size.
 
     Implements: Ozkara et al. 2023, Claim 1.
 
     Args:
       clients: K, the number of clients that sent (m if all did).
-      s2, st2, sq2: variance of a client's mean about theta_i, variance of the theta_i, variance added by the release.
+      s2, st2, sq2: variance of a client's mean about theta_i, variance of the theta_i, and variance that the release
+        adds.
       sent: whether this client sent its mean.
     """
     c = s2 / clients if sent else 0.0 * s2
@@ -63,7 +66,7 @@ def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, s
 
 
 def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> Array:
-    r"""Best weight of the client's own mean. For a client that sent,
+    r"""Best weight of the client's own mean; for a client that sent a message,
 
     .. math:: a = \frac{st^2 + sq^2/(K-1)}{st^2 + sq^2/(K-1) + s^2}
 
@@ -75,9 +78,9 @@ def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent:
 def personalized(
     clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, a: Scalar | None = None, *, sent: bool = True
 ) -> Array:
-    """Error of ``a mean_i + (1 - a) M``, by default at the best weight.
+    """Mean squared error of ``a mean_i + (1 - a) M``; by default, a is the best weight.
 
-    At the best weight the error is ``s2 (a + (1 - a)/K)`` for a client that sent.
+    At the best weight, the error is ``s2 (a + (1 - a)/K)`` for a client that sent a message.
 
     Implements: Ozkara et al. 2023, Theorem 1; Ozkara et al. 2023, equation (5).
     """
@@ -86,7 +89,7 @@ def personalized(
 
 
 def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Error of M as every client's estimate, MSE(0). For a client that sent,
+    r"""Mean squared error MSE(0) if M is every client's estimate; for a client that sent a message,
 
     .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
 
@@ -108,8 +111,8 @@ def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
     """Lower bound for equivariant estimators that learn mu from the clients: ``s2 (st2 + s2/m) / (st2 + s2)``.
 
-    This is equation (30) of the paper, and equals `personalized` without noise. The paper's derivation only gives the
-    smaller `van_trees_bound`.
+    This is equation (30) of the paper, and equals `personalized` without release noise. The paper's derivation only
+    proves the smaller `van_trees_bound`.
 
     Implements: Ozkara et al. 2023, Remark 2; Ozkara et al. 2023, Fact 1; Ozkara et al. 2023, equation (30).
     """
@@ -131,7 +134,7 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Fraction of the local estimate's error that the best weight avoids, in [0, 1):
+    r"""Gain: the fraction of the local estimate's error that the best weight avoids, in [0, 1):
 
     .. math:: G = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
@@ -143,7 +146,7 @@ def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
 
 
 def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Array:
-    """Gain if the weight ignores the noise of the messages: st2 / (st2 + s2).
+    """Gain of the weight st2 / (st2 + s2), which ignores the noise of the messages.
 
     The gain is negative if the noise makes the mean of all messages worse than the local estimate.
     """
@@ -152,9 +155,9 @@ def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Arra
 
 
 def global_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    """Gain if the mean of the messages is every client's estimate.
+    """Gain of the mean of the messages as every client's estimate.
 
-    The gain is negative if clients differ by more than they err, st2 + sq2/(m-1) > s2.
+    The gain is negative if st2 + sq2/(m-1) > s2.
     """
     return 1 - global_mean(clients, s2, st2, sq2) / s2
 
@@ -165,20 +168,21 @@ def most_gain(s2: Scalar, st2: Scalar) -> Array:
 
 
 def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Least integer m at which the gain is at least ``target`` in (0, 1); infinity if there is none.
+    r"""Smallest number m of clients at which the gain is at least ``target`` in (0, 1); infinity if there is none.
 
-    With k = m - 1 and T = s2 + st2, the condition is :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\, sq^2 \ge 0`.
+    With k = m - 1, T = s2 + st2 and G = ``target``, the condition is :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\,
+    sq^2 \ge 0`.
     """
     total = s2 + st2
     square, linear, constant = s2 - target * total, target * (total + sq2), target * sq2
     reachable = square > 0
     root = (linear + jnp.sqrt(linear**2 + 4 * square * constant)) / (2 * jnp.where(reachable, square, 1))
-    # If k is a whole number, rounding could otherwise raise it by one client.
+    # The factor prevents that a rounding error increases an integer k by one.
     return jnp.where(reachable, 1 + jnp.maximum(jnp.ceil(root * (1 - 1e-6)), 1), jnp.inf)
 
 
 def most_noise(target: Scalar, clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Largest sq2 at which m clients still gain ``target``; NaN if they do not gain that much even without noise."""
+    """Largest sq2 at which the gain of m clients is ``target``; NaN if the gain is smaller even without noise."""
     others = clients - 1
     room = others * (s2 * others / (clients * target) - s2 - st2)
     return jnp.where(room >= 0, room, jnp.nan)

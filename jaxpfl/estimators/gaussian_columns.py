@@ -1,14 +1,14 @@
-r"""Collaborative estimation of Gaussian means in which every column has its own population.
+r"""Collaborative estimation of Gaussian means, with a separate population for every column.
 
 Each column follows the model of `gaussian` with its own mu, st2 and sx2, so the units of one column do not affect the
-others. If the clients' variances differ, every client has a variance of its own. This variance is shrunk to the common
-variance by an inverse chi-square prior (below):
+other columns. If the clients' variances differ, every client has a different variance, which is shrunk towards the
+common variance by an inverse chi-square prior (see below). The estimate is
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j
 
-st2 solves :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`; it is zero if the left side at st2 = 0 is smaller. For equal
-:math:`s_j^2` this is the moment estimate.
+st2 is the solution of :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`, or zero if the left side at st2 = 0 is below m - 1.
+For equal :math:`s_j^2` this is the moment estimate.
 
 **Variances.** The sample variance :math:`s_i^2` with :math:`\nu_i = n_i - 1` degrees of freedom estimates
 :math:`\sigma_i^2`. Under the prior, :math:`\sigma_i^2` is :math:`\nu_0 s_0^2` divided by a chi-square variable with
@@ -42,10 +42,10 @@ from jaxpfl.estimators.gaussian import Sent, weight
 SIGNIFICANT = 0.05
 """Significance level of Bartlett's test."""
 
-_LEAST_DEGREES = 2  # the fit leaves out clients with fewer: the log of a variance with one degree spreads too widely
-_LEAST_CLIENTS = 3  # the fewest clients from which a prior of variances is fitted
+_LEAST_DEGREES = 2  # the log of a variance with one degree of freedom varies too much for the fit
+_LEAST_CLIENTS = 3  # smallest number of clients from which a prior of variances is fitted
 _STEPS = 50  # Newton steps, enough from any start
-_FAR = 8  # shift by the recurrence before the asymptotic series is accurate
+_FAR = 8  # shift of the argument, by the recurrence, that makes the asymptotic series accurate
 _DIGITS = 8.0  # deviations within this many rounding errors of the mean count as zero
 
 
@@ -55,8 +55,8 @@ class Variances(NamedTuple):
     Attributes:
       pooled: the pooled variance, [].
       p_value: p-value of Bartlett's test of equal variances, []; NaN if the test is not possible.
-      degrees: nu_0, []; infinite if all clients have the pooled variance.
-      scale: s_0^2, []; the pooled variance if nu_0 is infinite.
+      degrees: degrees of freedom nu_0 of the prior, []; infinite if all clients have the pooled variance.
+      scale: scale s_0^2 of the prior, []; the pooled variance if nu_0 is infinite.
     """
 
     pooled: Array
@@ -65,7 +65,7 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """Shrunken variance of clients, from their summed squared deviations and degrees of freedom (broadcast)."""
+        """Shrunken variances of clients, from their summed squared deviations and degrees of freedom (broadcast)."""
         some = degrees * (scatter > 0)
         prior = jnp.where(jnp.isinf(self.degrees), 1, self.degrees)
         own = (prior * self.scale + scatter) / (prior + some)
@@ -86,7 +86,7 @@ class Broadcast(NamedTuple):
 
 
 def personalized() -> Estimator:
-    """Combine the client's own mean and the mean of all optimally in every column, with all variances learned.
+    """Estimator that combines a client's own mean and M with the optimal weight in every column; variances are learned.
 
     Without any messages, the estimate is the client's own mean.
     """
@@ -119,7 +119,7 @@ def personalized() -> Estimator:
 
 
 def scatter(samples: Samples) -> Array:
-    """Sums of a client's squared deviations, [d]; zero if they could be rounding errors of equal samples."""
+    """Sums of a client's squared deviations, [d]; zero if equal samples with rounding errors could give such sums."""
     rounding = _DIGITS * jnp.finfo(samples.x.dtype).eps * jnp.abs(samples.mean)
     return jnp.where(samples.scatter > samples.size * rounding**2, samples.scatter, 0)
 
@@ -135,7 +135,7 @@ def between_variance(mean: Array, s2: Array, sent: Array) -> Array:
         off = w @ y / jnp.maximum(w.sum(), _least(w))
         return w @ (y - off) ** 2 > free
 
-    # At ``most`` the sum is at most m - 1, because w <= 1 / st2.
+    # At st2 = ``most``, the sum is at most m - 1, because w <= 1 / st2.
     most = (y**2).sum() / jnp.maximum(free, 1)
     return jnp.where((most > 0) & above(jnp.zeros_like(most)), bisect(above, jnp.zeros_like(most), most), 0)
 
@@ -147,12 +147,12 @@ def _least(of: Array) -> float:
 def learn_variances(scatter: Array, degrees: Array) -> Variances:
     """Fit the prior of the clients' variances.
 
-    The fit leaves out clients whose samples have no scatter (rounded values), because such a variance is not a draw
-    from the population. It also leaves out clients with a single degree of freedom (two samples).
+    The fit omits clients whose samples are all equal (as rounded values may be), because their variance of zero is not
+    a draw from the prior. It also omits clients with a single degree of freedom (two samples).
 
     Args:
-      scatter: summed squared deviations from the clients' means, [m].
-      degrees: nu_i, [m]; zero for clients that sent nothing.
+      scatter: sums of squared deviations from the clients' means, [m].
+      degrees: degrees of freedom nu_i, [m]; zero for clients that sent nothing.
     """
     total = degrees.sum()
     pooled = scatter.sum() / jnp.maximum(total, 1)
@@ -182,14 +182,14 @@ def _bartlett(s2: Array, nu: Array, number: Array) -> Array:
     inverse = jnp.where(nu > 0, 1 / jnp.maximum(nu, 1), 0).sum() - 1 / jnp.maximum(total, 1)
     free = jnp.maximum(number - 1, 1)
     chi_square = jnp.maximum(statistic / (1 + inverse / (3 * free)), 0)
-    off = 2 / (9 * free)  # Wilson and Hilferty's cube root: within .002, and compiles fast
+    off = 2 / (9 * free)  # Wilson and Hilferty's approximation: error below .002, fast to compile
     return jnp.where(number > 1, ndtr(-((chi_square / free) ** (1 / 3) - 1 + off) / jnp.sqrt(off)), jnp.nan)
 
 
 def _trigamma_inverse(value: Scalar) -> Array:
     """Solve trigamma(y) = value > 0 for y, by Newton steps on 1 / trigamma.
 
-    1 / trigamma is convex, so the steps approach the solution from one side.
+    1 / trigamma is convex, so Newton's steps approach the solution from one side.
     """
     value = jnp.clip(value, 1e-7, 1e7)
 

@@ -3,9 +3,10 @@ r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I
 .. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
-is the best estimate for known p and mu (Theorem 6). Otherwise p and mu are fitted to the clients' messages. `em` takes
-one round; `private` adds central differential privacy. `alternating` is the paper's algorithm: it clusters estimates
-that already lie in the convex hull of the centers, and may get worse with every round.
+is the optimal estimate for known p and mu (Theorem 6). If p and mu are unknown, they are fitted to the clients'
+messages. `em` fits them in one round, and `private` does so under central differential privacy. `alternating` is the
+paper's algorithm. It clusters estimates that are already in the convex hull of the centers, so its error may increase
+with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """
@@ -28,7 +29,7 @@ from jaxpfl.priors.discrete import Discrete
 
 
 class Mixture(NamedTuple):
-    """Probabilities p [k], centers mu [k, d], and the samples' variance sx2 []."""
+    """Mixture with probabilities p [k], centers mu [k, d], and the samples' variance sx2 []."""
 
     p: Array
     mu: Array
@@ -36,7 +37,7 @@ class Mixture(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """The server's broadcast: the mixture, and whether there were any messages to learn it from, [] bool."""
+    """The server's broadcast: whether the server had any messages, [] bool, and the mixture fitted to them."""
 
     learned: Array
     mixture: Mixture
@@ -45,8 +46,8 @@ class Broadcast(NamedTuple):
 class Sent(NamedTuple):
     """A client's message: its released mean [d], its public n_i [], its squared deviations, and random scores.
 
-    ``scatter`` is the sum of squared deviations from the mean, [], if sx2 is to be estimated, and zero otherwise.
-    ``scores``, [starts, k], are public and independent of the client's data.
+    ``scatter`` is the sum of squared deviations from the mean, [], if sx2 is to be estimated, and otherwise zero. The
+    ``scores`` [starts, k] for k-means++ are public, and independent of the client's data.
     """
 
     mean: Array
@@ -56,7 +57,7 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """A client's estimate by Theorem 6, [d]; it depends only on the mean and the number of the client's samples.
+    """A client's estimate by Theorem 6, [d], which depends only on the mean and the number of the client's samples.
 
     Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
     """
@@ -65,7 +66,7 @@ def posterior_mean(at: Mixture, own: Local) -> Array:
 
 
 def discrete_posterior(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Use Theorem 6 with known probabilities and centers; nothing is sent.
+    """Estimator by Theorem 6 with known probabilities and centers; nothing is sent.
 
     Implements: Ozkara et al. 2023, Theorem 6.
     """
@@ -87,20 +88,21 @@ def em(
     floor: Scalar = 1e-6,
     reach: Scalar = jnp.inf,
 ) -> Estimator:
-    """EM in one round: clients send their means, and the server fits the centers and their probabilities.
+    """Estimator by EM in one round: clients send their means, and the server fits the centers and their probabilities.
 
-    EM starts from the best of several runs of k-means++ and Lloyd's algorithm. If the release quantises the means or
-    makes them locally private, EM takes the added variance into account and costs no further privacy.
+    EM starts from the best of several runs of k-means++ with Lloyd's algorithm. If the release quantises the means or
+    makes them locally private, EM takes the added variance into account, and costs no further privacy.
 
     Args:
-      components: k.
-      sx2: variance of the samples. If None, it is fitted too; every message then contains a second number, which is
-        neither quantised nor private.
+      components: number k of mixture components.
+      sx2: variance of the samples. If None, the variance is fitted too; every message then contains a second number,
+        which is neither quantised nor private.
       release: mechanism that releases a client's mean.
-      steps: number of EM steps, and of steps of Lloyd's algorithm before them.
+      steps: number of EM steps, and also of the steps of Lloyd's algorithm before EM.
       starts: number of runs of k-means++.
-      floor: least sx2, positive.
-      reach: public bound on the centers' norm, to which the final centers are clipped; relevant for noisy messages.
+      floor: positive lower bound on sx2.
+      reach: data-independent bound on the norm of the centers; the fitted centers are projected onto this ball. Useful
+        when messages are noisy.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -121,7 +123,7 @@ def em(
 def fit(
     start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
 ) -> Mixture:
-    """Run EM steps on all messages, leaves [m, ...]; the likelihood never decreases.
+    """Run EM steps on all messages, leaves [m, ...]; no step decreases the likelihood.
 
     A center without clients keeps its position. If sx2 is fitted, sq2 must be zero.
     """
@@ -129,7 +131,7 @@ def fit(
 
     def step(_: Array, at: Mixture) -> Mixture:
         belongs = jnp.where(sent[:, None], jax.nn.softmax(_log_joint(at, messages, sq2), axis=1), 0)
-        precise = belongs / _variance(at, messages, sq2)[:, None]  # means of more samples are more precise
+        precise = belongs / _variance(at, messages, sq2)[:, None]  # weight messages by their precision
         weights = precise.sum(axis=0)
         total, _ = clustering.sums(messages.mean, sent, precise)
         mu = jnp.where(weights[:, None] > 0, total / jnp.where(weights > 0, weights, 1)[:, None], at.mu)
@@ -148,7 +150,7 @@ def fit(
 def alternating(
     components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
 ) -> Estimator:
-    """Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
+    """Estimator by Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
 
     In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
     the messages anew in every round, by k-means. Every round costs a release.
@@ -179,20 +181,22 @@ def private(
     reach: Scalar | None = None,
     soft: bool = False,
 ) -> Estimator:
-    """Fit the mixture in one round by a trusted server, under central differential privacy.
+    """Estimator with one round, in which a trusted server fits the mixture under central differential privacy.
 
-    The server sees the clients' means, and publishes only centers and probabilities from Lloyd's algorithm with noisy
-    sums (`clustering.noisy_lloyd`, which states the guarantees). The initial centers do not depend on data. Clients
-    compute their estimates themselves and publish nothing about them.
+    The server receives the clients' means, and publishes only the centers and probabilities that Lloyd's algorithm with
+    noisy sums computes (`clustering.noisy_lloyd` states the guarantees). The initial centers do not depend on the data.
+    Clients compute their estimates locally, and do not publish them.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
+      components: number k of mixture components.
+      sx2: variance of the samples.
       radius: clipping norm of the means (`estimators.release.norm_radius`).
       noise: noise multiplier of one step (`clustering.noise_multiplier`).
       steps: number of steps T.
-      reach: public bound on the centers' norm, by default ``radius``.
-      soft: whether memberships are soft as in EM, from sx2; better for centers close to each other.
+      reach: data-independent bound on the norm of the centers; by default ``radius``.
+      soft: whether memberships are soft as in EM, which is better for centers close to each other.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Local, Local]:
@@ -202,7 +206,7 @@ def private(
     def combine(key: Key, shared: None, messages: Local, sent: Array) -> Broadcast:
         of_start, of_noise = jax.random.split(key)
         begin = clustering.spread_out(of_start, radius if reach is None else reach, components, messages.mean.shape[-1])
-        # n_i is public, and so is the variance of a client's mean at the average size.
+        # n_i is public, so the variance of a client's mean at the average size is public too.
         typical = sx2 / jnp.maximum(jnp.where(sent, messages.size, 0).sum() / jnp.maximum(sent.sum(), 1), 1)
         found = clustering.noisy_lloyd(
             of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
@@ -223,7 +227,7 @@ def _variance(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
 
 
 def _log_joint(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
-    """log p_l plus the exponent of N(message; mu_l, variance I), [m, k]."""
+    """log p_l plus the exponent of N(message; mu_l, variance I), for every message and component, [m, k]."""
     return jnp.log(at.p) - square_distances(messages.mean, at.mu) / (2 * _variance(at, messages, sq2)[:, None])
 
 
@@ -235,7 +239,7 @@ def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
 
 
 def _scores(key: Key, starts: int, components: int) -> Array:
-    # A key apart from the release's: the scores are public and must not reveal the noise.
+    # The scores are public, so their key must differ from the release's key: they must not reveal the noise.
     return jax.random.gumbel(jax.random.fold_in(key, 1), (starts, components))
 
 

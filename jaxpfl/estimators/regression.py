@@ -2,10 +2,10 @@ r"""Linear and logistic regression with a Gaussian population of coefficients.
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
-Given (mu, s2, sx2), each client's posterior has a closed form. The mean squared error of the posterior mean is the
-trace of the posterior covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are
-stacked: X [m, n, d], y [m, n]. Most functions take the result of `rotate`, so that each client's data are decomposed
-only once.
+For known mu, s2 and sx2, each client's posterior has a closed form, and the mean squared error of the posterior mean is
+the trace of the posterior covariance. Unknown population parameters are initialised by moment estimates, and fitted by
+EM. Data are stacked: X [m, n, d], y [m, n]. Most functions take the result of `rotate`, so that each client's data are
+decomposed only once.
 
 Reference: Ozkara et al. 2023, appendices E and F, Algorithms 4 and 5.
 """
@@ -22,7 +22,7 @@ from jaxpfl.core.types import Array, Scalar
 
 
 class Population(NamedTuple):
-    """Mean of the coefficients mu [d], their variance s2 [], and the noise variance sx2 []."""
+    """Population: mean mu [d] and variance s2 [] of the coefficients, and noise variance sx2 []."""
 
     mu: Array
     s2: Array
@@ -47,7 +47,7 @@ class Posterior(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """A client's data in an orthogonal basis that makes X X' diagonal; white noise stays white.
+    """A client's data after a rotation of the examples that makes X X' diagonal; white noise remains white.
 
     Attributes:
       x: rotated inputs, [n, d].
@@ -62,10 +62,11 @@ class Rotated(NamedTuple):
 
 @full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
-    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; the result serves all populations.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; the rotation suits every population.
 
-    Besides saving time, this avoids a deadlock. Over many clients the decomposition is one batched LAPACK call, and two
-    concurrent calls can wait for each other for ever on XLA's CPU threads (seen with jaxlib 0.10.2 on two cores).
+    A single decomposition saves time, and also avoids a deadlock: over many clients the decomposition is one batched
+    LAPACK call, and two concurrent calls can block each other on XLA's CPU threads (seen with jaxlib 0.10.2 on two
+    cores).
     """
     _, basis = jnp.linalg.eigh(x @ x.T)
     x, y = basis.T @ x, basis.T @ y
@@ -78,7 +79,8 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
-    S is diagonal after `rotate`. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+    S is diagonal after `rotate`. The posterior covariance C has tr C = s2 (d - t) and tr X C X' = sx2 t, where ``t =
+    tr(s2 X X' S^-1)``.
 
     Implements: Ozkara et al. 2023, Theorem 7; Ozkara et al. 2023, equations (47) to (51).
     """
@@ -94,11 +96,11 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
 @full_precision.products
 def least_squares(data: Rotated) -> Array:
-    """Least-squares coefficients of a client's own data, of least norm: ``X' (X X')^+ y``, [d].
+    """Minimum-norm least-squares coefficients of a client's own data, ``X' (X X')^+ y``, [d].
 
     Implements: Ozkara et al. 2023, equations (52) and (53).
     """
-    # Squares below the rounding error of the largest one count as zero: the data do not span these directions.
+    # Squares below the largest square's rounding error count as zero: the data do not span these directions.
     seen = data.squares > 10 * max(data.x.shape) * jnp.finfo(data.x.dtype).eps * data.squares.max()
     return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
@@ -107,8 +109,8 @@ def least_squares(data: Rotated) -> Array:
 def pooled(data: Rotated) -> Array:
     """Least-squares coefficients [d] for all clients' data, leaves [m, ...]: FedAvg's solution for a linear model.
 
-    The decomposition of the pooled data takes rotated data as input, and therefore runs after the clients'
-    decompositions (see `rotate`).
+    The decomposition of the pooled data takes rotated data as input, so that it runs after the clients' decompositions,
+    and not concurrently (see `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
@@ -118,8 +120,8 @@ def pooled(data: Rotated) -> Array:
 def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
     r"""Moment estimates of the variances, from which EM starts.
 
-    Let e be the residuals of the pooled coefficients. Two examples of one client have
-    :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle`. Hence
+    Let e be the residuals of the pooled coefficients. For two examples j and k of the same client, :math:`E\,e_j e_k =
+    s^2 \langle x_j, x_k \rangle`. Hence
 
     .. math:: s^2 = \frac{\sum_{j \ne k} e_j e_k \langle x_j, x_k \rangle}{\sum_{j \ne k} \langle x_j, x_k \rangle^2},
        \qquad s_x^2 = \operatorname{mean}(e_j^2 - s^2 |x_j|^2)
@@ -128,7 +130,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
       mu: pooled coefficients [d] (`pooled`).
       x, y: all clients' data, [m, n, d] and [m, n], not rotated: after rotation :math:`\langle x_j, x_k \rangle` is
         zero.
-      floor: least variance, positive.
+      floor: positive lower bound on the variances.
     """
     e = y - x @ mu
     gram = jnp.einsum("ijd,ikd->ijk", x, x)
@@ -141,7 +143,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
 
 @full_precision.products
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
-    """Run EM steps on all clients' data, leaves [m, ...]; the summed ``log_evidence`` never decreases."""
+    """Run EM steps on all clients' data, leaves [m, ...]; no step decreases the summed ``log_evidence``."""
     _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:
@@ -166,7 +168,7 @@ def gradient_descent(
     *,
     accelerated: bool = False,
 ) -> tuple[Population, Array]:
-    r"""Algorithm 4 with fixed variances: each client steps on theta_i and its copy of mu, and the copies are averaged.
+    r"""Algorithm 4 with fixed variances: each client updates theta_i and a copy of mu, and the copies are averaged.
 
     .. math:: \theta_i^+ = \theta_i + \eta [ X_i^T (y_i - X_i \theta_i) / s_x^2 + (\mu - \theta_i) / s^2 ], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i (\mu - \theta_i) / s^2
@@ -175,10 +177,10 @@ def gradient_descent(
     zero, where the joint likelihood is unbounded. The variances are therefore fixed here; estimate them by `moments`
     and `em`.
 
-    As printed, mu converges slowly: in directions without examples, the thetas follow mu and mu follows the thetas. An
-    accelerated step starts from a point extrapolated by k / (k + 3) of the last step (Nesterov 1983). k returns to zero
-    if the last step went against the gradient (O'Donoghue and Candes 2015); the server learns this from one number per
-    client.
+    With the printed steps, mu converges slowly, because in directions without examples the thetas follow mu, and mu
+    follows the thetas. An accelerated step starts from a point extrapolated by k / (k + 3) of the last step (Nesterov
+    1983), where k counts the steps since the last restart. Acceleration restarts if the last step was against the
+    gradient (O'Donoghue and Candes 2015), which the server computes from one number per client.
 
     Implements: Ozkara et al. 2023, equation (54); Ozkara et al. 2023, Algorithm 4.
 
@@ -195,7 +197,7 @@ def gradient_descent(
     def ahead(_: Array, at: tuple[tuple[Array, Array], tuple[Array, Array], Array]):
         last, from_here, k = at
         new = descend(*from_here)
-        # mu's step uses a mean over clients, but the objective is a sum over clients, hence the factor m.
+        # mu's step uses a mean over clients, while the objective is a sum over clients. This explains the factor m.
         weights = (thetas.shape[0], 1)
         against = sum(w * jnp.vdot(a - b, b - c) for w, a, b, c in zip(weights, from_here, new, last, strict=True))
         k = jnp.where(against > 0, 0, k + 1)
@@ -212,7 +214,7 @@ def gradient_descent(
 
 @full_precision.products
 def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
-    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``, for theta, mu [d], x [n, d] and labels y [n] in {0, 1}.
+    """A client's objective ``sum_j CE + |theta - mu|^2 / (2 s2)``; x is [n, d], and labels y [n] are in {0, 1}.
 
     Implements: Ozkara et al. 2023, equation (55).
     """
@@ -222,9 +224,9 @@ def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) 
 
 @full_precision.products
 def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
-    """A client's coefficients [d] after gradient steps on `logistic_objective` that start from mu; mu is fixed.
+    """A client's coefficients [d] after gradient steps on `logistic_objective` from the initial value mu; mu is fixed.
 
-    s2 = infinity means no regularisation; on separable data the steps then do not converge.
+    An infinite s2 means no regularisation; the steps then do not converge on separable data.
     """
 
     def step(_: Array, theta: Array) -> Array:
@@ -237,14 +239,14 @@ def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps:
 def logistic_descent(
     mu: Array, s2: Scalar, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int, *, printed: bool = False
 ) -> tuple[Array, Array]:
-    r"""Algorithm 5: gradient descent by all clients, which average their copies of mu after each step.
+    r"""Algorithm 5: each client takes gradient steps on theta_i and a copy of mu, and the copies are averaged.
 
     .. math:: \theta_i^+ = \theta_i - \eta \Big[ \sum_j \nabla CE(\theta_i; x_{ij}, y_{ij})
        + \frac{\theta_i - \mu}{s^2} \Big], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i \frac{\mu - \theta_i}{s^2}
 
-    The paper has mu - theta_i in theta's step, which pushes theta away from mu; ``printed`` reproduces this. As in
-    `gradient_descent`, the variance is fixed, because the paper's step on it diverges.
+    The paper's step on theta has mu - theta_i instead of theta_i - mu, which moves theta away from mu; ``printed``
+    selects the paper's step. As in `gradient_descent`, the variance is fixed, because the paper's step on it diverges.
 
     Implements: Ozkara et al. 2023, Algorithm 5.
 
@@ -253,10 +255,12 @@ def logistic_descent(
       s2: variance of the coefficients.
       thetas: the clients' coefficients, [m, d].
       x, y: all clients' data, [m, n, d] and [m, n].
+      rate: learning rate eta.
+      steps: number of steps.
       printed: whether the prior's term in theta's step has the paper's sign.
 
     Returns:
-      mu [d] and the coefficients [m, d].
+      The center mu [d], and the coefficients [m, d].
     """
     sign = -1 if printed else 1
 

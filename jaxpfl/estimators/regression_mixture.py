@@ -1,15 +1,16 @@
 r"""Linear regression whose coefficients are drawn from a mixture of k Gaussians, or from k points.
 
-EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i has the responsibilities
-:math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
-Only the clients' components are missing data: given the responsibilities, centers and variances maximise the marginal
-likelihood. If the coefficients were missing data too, the variances would hardly move in a step where clients have
-fewer examples than coefficients. With only two or three examples per client, the centers would not separate.
+In EM on the data, client i has the responsibilities :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})` with
+:math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`. The client's estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`,
+where :math:`m_{il}` is the posterior mean under component l. Only the clients' components are missing data: given the
+responsibilities, the centers and variances maximise the marginal likelihood. If the coefficients were missing data too,
+a step would hardly change the variances when clients have fewer examples than coefficients. With only two or three
+examples per client, the centers would not separate.
 
 The paper's alternating algorithms are included for comparison. Algorithm 1 (AdaMix) takes a step on each client's
-coefficients and fits the mixture to the coefficients; it needs many steps, and the variances collapse to the least
-value allowed. Algorithm 6, for points, clusters estimates that already lie in the convex hull of the centers, and stays
-near its start.
+coefficients, and then fits the mixture to the coefficients. It needs many steps, and the variances decrease to their
+lower bound. Algorithm 6, for a mixture of k points, clusters estimates that are already in the convex hull of the
+centers, and so moves little from its initial centers.
 
 Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
 """
@@ -31,7 +32,7 @@ from jaxpfl.priors.gaussian_mixture import Mixture
 
 
 class MixturePopulation(NamedTuple):
-    """Probabilities p [k], centers mu [k, d], variances s2 [k] of the coefficients, and the noise variance sx2 []."""
+    """Probabilities p [k], centers mu [k, d] and variances s2 [k] of the components, and the noise variance sx2 []."""
 
     p: Array
     mu: Array
@@ -41,13 +42,13 @@ class MixturePopulation(NamedTuple):
 
 @full_precision.products
 def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
-    """Initial mixture, fitted to each client's own least-squares estimate (of least norm).
+    """Initial mixture, fitted to the clients' minimum-norm least-squares estimates.
 
     Args:
       data: all clients' data, leaves [m, ...].
-      components: k.
+      components: number k of components.
       sx2: initial noise variance.
-      floor: least variance, positive.
+      floor: positive lower bound on the variances.
     """
     alone = jax.vmap(regression.least_squares)(data)
     valid = jnp.ones(alone.shape[0], bool)
@@ -76,7 +77,7 @@ def personalize(population: MixturePopulation, data: Rotated) -> Array:
 
 @full_precision.products
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
-    r"""Run EM steps on all clients' data, leaves [m, ...]; the likelihood never decreases.
+    r"""Run EM steps on all clients' data, leaves [m, ...]; no step decreases the likelihood.
 
     .. math:: \mu_l \leftarrow \Big( \sum_i r_{il} X_i^T S_{il}^{-1} X_i \Big)^{-1} \sum_i r_{il} X_i^T S_{il}^{-1} y_i
 
@@ -128,14 +129,14 @@ def _variances(old: MixturePopulation, belongs: Array, data: Rotated, mu: Array,
 def adamix(
     begin: Mixture, thetas: Array, x: Array, y: Array, sx2: Scalar, rate: Scalar, floor: Scalar, steps: int
 ) -> tuple[Mixture, Array]:
-    r"""Algorithm 1 (AdaMix): each client steps on its own objective, then one EM step fits the mixture to all clients.
+    r"""Algorithm 1 (AdaMix): alternate between a step on each client's objective and an EM step on the mixture.
 
     .. math:: \theta_i \leftarrow \operatorname{prox}\big( \theta_i + \eta X_i^T (y_i - X_i \theta_i) / s_x^2 \big),
        \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
 
-    The mixture's proximal step replaces the paper's gradient step. A gradient step would need ``rate / floor < 2``,
-    because the variances end at the floor. (The proximal step draws the thetas to the centers, so they scatter less
-    than the population, and the next fit is narrower still.)
+    A proximal step for the mixture replaces the paper's gradient step. A gradient step would need ``rate / floor < 2``,
+    because the variances decrease to the floor. (The proximal step moves the thetas towards the centers, so they vary
+    less than the population, and the variances of the next fit are smaller still.)
 
     Implements: Ozkara et al. 2023, Algorithm 1.
 
@@ -144,8 +145,8 @@ def adamix(
       thetas: the clients' initial coefficients, [m, d].
       x, y: all clients' data, [m, n, d] and [m, n].
       sx2: noise variance.
-      rate: eta, at most sx2 over the largest eigenvalue of any ``X_i^T X_i``.
-      floor: least variance of a component.
+      rate: learning rate eta, at most sx2 divided by the largest eigenvalue of any ``X_i^T X_i``.
+      floor: lower bound on a component's variance.
       steps: number of iterations.
 
     Returns:
@@ -166,10 +167,10 @@ def adamix(
 def alternating(
     begin: discrete.Discrete, x: Array, y: Array, sx2: Scalar, steps: int
 ) -> tuple[discrete.Discrete, Array]:
-    """Algorithm 6 as printed: alternate between the clients' estimates and one step of Lloyd's algorithm on them.
+    """Algorithm 6 as printed: alternate between the clients' estimates and a step of Lloyd's algorithm.
 
-    A client's estimate is the mean of the centers, weighted by their responsibilities for its data. The server clusters
-    the estimates by one step of Lloyd's algorithm from the current centers.
+    A client's estimate is the mean of the centers, weighted by their responsibilities for the client's data. The server
+    then updates the centers by one step of Lloyd's algorithm on the estimates.
 
     Implements: Ozkara et al. 2023, Algorithm 6.
 

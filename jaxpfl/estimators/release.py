@@ -1,7 +1,7 @@
-"""Mechanisms that release a client's mean: exactly, quantised, or under local privacy; and radii for clipping.
+"""Mechanisms that release a client's mean (exactly, quantised, or under local privacy), and clipping radii.
 
-A radius is a bound that the clients' means exceed with small probability. It affects only accuracy, never privacy:
-every mechanism clips, and clipping a mean adds bias.
+A radius is a bound that the clients' means exceed with small probability. Every mechanism clips to the radius, so the
+radius affects only accuracy and never privacy: clipping a mean adds bias.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jaxpfl.uploads.compression import quantizers
 
 
 class Release(NamedTuple):
-    """A randomised release of a client's mean; unbiased unless the mean is out of range and therefore clipped.
+    """A randomised release of a client's mean, which is unbiased unless the mean is clipped.
 
     Attributes:
       send: ``(key, mean [d]) -> message [d]``.
-      variance: sigma_q^2, an upper bound on the variance that the release adds to one entry, [].
-      bits: bits per entry.
+      variance: upper bound sigma_q^2 on the variance that the release adds to one entry, [].
+      bits: number of bits per entry.
     """
 
     send: Callable[[Key, Array], Array]
@@ -58,8 +58,8 @@ def gaussian(b: Scalar, stddev: Scalar) -> Release:
 def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """Clip the mean to an L2 norm of ``radius`` and add N(0, stddev^2 I) noise.
 
-    Formal guarantees: the message with all its entries is (eps, delta)-LDP if ``stddev`` is
-    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, for any mean: a mean that is not finite counts as zero.
+    Formal guarantees: the whole message is (eps, delta)-LDP if ``stddev`` is ``analytic_gaussian_stddev(eps, delta, 2
+    radius)``. This holds for any mean, because a mean that is not finite is replaced by zero.
     """
 
     def send(key: Key, mean: Array) -> Array:
@@ -71,7 +71,7 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
 def one_bit(b: Scalar, epsilon: Scalar) -> Release:
     """Clip a number to [-b, b] and send one of two values (`privacy.local_dp.one_bit`): one bit, pure eps-LDP.
 
-    Use it in one dimension only: with more entries, every entry would spend eps.
+    Use this release only in one dimension: with more entries, each entry would spend eps.
     """
     spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
     return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
@@ -80,8 +80,9 @@ def one_bit(b: Scalar, epsilon: Scalar) -> Release:
 def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
     """Clip a number to [-b, b], round it randomly to k bits and add integer noise: a private and short message.
 
-    Formal guarantees: (eps, delta)-LDP for one entry if the noise has the standard deviation
-    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; that module states in what sense this is exact.
+    Formal guarantees: the release is (eps, delta)-LDP for one entry if the noise has the standard deviation
+    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; the module `privacy.discrete_gaussian` states in what
+    sense this is exact.
 
     Implements: Ozkara et al. 2023, Remark 4.
     """
@@ -101,14 +102,14 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 
     .. math:: b = r + \sqrt{variance}\; \Phi^{-1}\Big(1 - \frac{1}{m^2 n}\Big)
 
-    All m means lie in [-b, b] with probability at least 1 - 2/(mn). The paper (Theorem 2) has
-    :math:`r + (st + s) \sqrt{\log(m^2 n)}`, `printed_radius`, whose tail bound lacks the factor 2 in the exponent.
+    All m means lie in [-b, b] with probability at least 1 - 2/(mn). The paper's radius (Theorem 2) is :math:`r + (st +
+    s) \sqrt{\log(m^2 n)}`, `printed_radius`; the paper's tail bound lacks the factor 2 in the exponent.
 
     Args:
       r: bound on |mu|.
       variance: variance st2 + s2 of a client's mean.
-      clients: m.
-      samples: n.
+      clients: number of clients m.
+      samples: number n of samples per client.
     """
     return r - jnp.sqrt(variance) * jax.scipy.special.ndtri(_tail(clients, samples))
 
@@ -141,5 +142,5 @@ def lemma_3(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Sca
 
 
 def _tail(clients: Scalar, samples: Scalar) -> Array:
-    """1 / (m^2 n), kept below 1/2 for m = n = 1."""
+    """Tail probability 1 / (m^2 n), limited to below 1/2 for m = n = 1."""
     return jnp.minimum(1.0 / (jnp.asarray(clients, float) ** 2 * samples), 0.25)

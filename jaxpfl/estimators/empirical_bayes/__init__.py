@@ -1,12 +1,12 @@
-"""Empirical Bayes beyond the papers: an annex that imports only core and support.
+"""Empirical Bayes methods that are not in the papers: a package that imports only core and support.
 
-- One estimate with a standard error per client: `ebnm`, with covariates `fay_herriot`, with groups `ebnm_groups`.
-- Counts per client: `ebbinomial` for successes in trials, `ebpoisson` for events in an exposure, with covariates
+- One estimate with a standard error per client: `ebnm`; with covariates: `fay_herriot`; with groups: `ebnm_groups`.
+- Counts per client: `ebbinomial` for successes in trials, and `ebpoisson` for events in an exposure; with covariates:
   `ebbinomial_regression` and `ebpoisson_regression`.
 - Individual samples with covariates: `unit_level`. If every client has its own coefficients: `random_coefficients` and
   `common_representation`.
-- Intervals that account for the population's uncertainty: `learned_gaussian`, `learned_rates`. Intervals for any
-  population: `robust_intervals`.
+- Intervals that account for the uncertainty of the fitted population: `learned_gaussian`, `learned_rates`. Intervals
+  that are valid for any population: `robust_intervals`.
 - Tests of whether clients differ: `homogeneity`, `differences`.
 """
 

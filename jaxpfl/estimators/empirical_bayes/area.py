@@ -9,24 +9,23 @@ least squares. The empirical best linear unbiased predictor is
 .. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
    g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
 
-the contributions of theta_i itself, of the estimated beta, and of the estimated A. If g_1 is computed at the fitted A,
-it is too small by g_3 on average. For ML it is also too small by
-:math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of
-g_1.
+where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the estimated A. If g_1 is computed at the
+fitted A, it is too small by g_3 on average. For ML it is also too small by :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
+z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
 
-The fitted A maximises the likelihood. As the likelihood may have several maxima, the search starts from the best value
-on a grid, and then finds the root of the derivative. A step of the search needs sums over clients of p^2 products. So
-fixed-size messages suffice for each step, but not for the whole fit.
+The fitted A maximises the likelihood, which may have several maxima. The search therefore takes the best value on a
+grid, and then finds a root of the derivative near this value. A step of the search needs sums over clients of p^2
+products. Messages of fixed size are therefore enough for each step, but not for the whole fit.
 
-One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. It has the
-nominal coverage to the order 1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood
-value is often zero. The first term of the error is then zero too, and these intervals cover too little. The default
-intervals therefore integrate over a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`.
-Given A, the posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance
-:math:`g_{1i} + g_{2i}`. The posterior density of A is the restricted likelihood, which is integrable for m - p >= 3.
-The interval's ends are quantiles of the mixture over A. The mixture is computed by Gauss-Legendre quadrature in
-:math:`\log(A + d)`, where d is the errors' typical variance, over the range in which the density exceeds exp(-16) times
-its maximum.
+One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. These
+intervals have the nominal coverage to the order 1/m if A is well above zero. If A is small compared to the squared
+standard errors, the maximum-likelihood value of A is often zero. The term g_1 is then zero too, and the intervals cover
+theta_i too rarely. The default intervals therefore integrate over a flat prior of A on :math:`(0, \infty)` and a flat
+prior of beta on :math:`R^p`. Given A, the posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top
+\hat\beta)` and variance :math:`g_{1i} + g_{2i}`. The posterior density of A is the restricted likelihood, which is
+integrable for m - p >= 3. The interval's endpoints are quantiles of the mixture over A. The mixture is computed by
+Gauss-Legendre quadrature in :math:`\log(A + d)`, where d is the errors' typical variance, over the range in which the
+density exceeds exp(-16) times its maximum.
 
 References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
 mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best
@@ -59,35 +58,35 @@ By: TypeAlias = Literal["integrated", "mse"]
 """Kind of interval: integrated over A and beta, or from the mean squared error."""
 
 LEAST_FREE = 3
-"""Least number by which clients must exceed coefficients, so that the likelihood of A can be integrated."""
+"""Smallest difference between the numbers of clients and coefficients for which A's likelihood can be integrated."""
 
 _SCALES = 32  # grid points of A; the best one is refined
-_NARROWEST = 1e-3  # least positive spread on the grid, relative to the smallest error
+_NARROWEST = 1e-3  # smallest positive spread on the grid, relative to the smallest standard error
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _SCANNED, _SCANS = 32, 2  # grid points of each scan for the range of A, and number of scans
-_DROP = 16.0  # drop of the log density from its maximum to the ends of the range
+_DROP = 16.0  # at the ends of the range, the log density is this far below its maximum
 _REACH = 9.0  # standard deviations beyond which a normal has no mass in double precision
 
 
 class AreaMeans(NamedTuple):
-    """Predictions of m clients' means by a regression on p columns (the intercept first) and the clients' estimates.
+    """Predictions of m clients' means from the clients' estimates and a regression on p columns (the intercept first).
 
     Attributes:
       x, s: estimates and their standard errors, [m] each.
       basis: orthonormal columns that span the covariates, [m, p].
       beta: coefficients, [p].
       beta_covariance: covariance of the coefficients, for the fitted A, [p, p].
-      variance: A, []. If zero maximises the likelihood, all predictions lie on the regression.
+      variance: A, []. If A is zero, all predictions are values of the regression.
       mean: empirical best linear unbiased predictors, [m].
       regression: z beta, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
-      g1, g2, g3: terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
+      g1, g2, g3: terms of the mean squared error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
       shrinkage: B, the fraction by which ``mean`` moves from the estimate towards the regression, [m].
-      residual: standardised distances of x from the regression, [m]; N(0, 1) if the model holds, and zero for a client
+      residual: standardised residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: the terms of ``risk``, [m].
-      log_likelihood: log likelihood, []. For REML it is the restricted one, of residuals in an orthonormal basis, which
-        can be compared only between fits with the same covariates.
+      log_likelihood: log likelihood, []. For REML this is the restricted likelihood of the residuals in an orthonormal
+        basis, which can be compared only between fits with the same covariates.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
       p_value: probability of a Q at least as large if A is zero, [].
       labels: the clients' labels, if the data came in a data frame.
@@ -114,7 +113,7 @@ class AreaMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return inputs.frame(self, len(self.x), level, leave=("basis",))
 
     @property
@@ -123,16 +122,16 @@ class AreaMeans(NamedTuple):
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95, by: By = "integrated") -> tuple[Array, Array]:
-        """Ends of intervals of every client's theta, [m] each.
+        """Lower and upper interval endpoints for each client's theta, each [m].
 
         Args:
           level: coverage probability.
-          by: "integrated" integrates over beta and A under flat priors, for either choice of ``fit``. "mse" is
-            ``mean`` plus and minus the normal quantile times the root of ``mse``, which covers too little if A is small
-            compared to s^2.
+          by: kind of interval. "integrated" integrates over beta and A under flat priors, for either choice of ``fit``.
+            "mse" is ``mean`` plus and minus the normal quantile times the root of ``mse``; these intervals cover theta
+            too rarely if A is small compared to s^2.
 
         Raises:
-          JaxpflError: for an unknown ``by``.
+          JaxpflError: if ``by`` is unknown.
         """
         if by not in get_args(By):
             raise unknown_name("by", by, get_args(By))
@@ -147,7 +146,7 @@ class AreaMeans(NamedTuple):
 
 
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
-    """Fit the regression and the variance A about it, and predict every client's mean.
+    """Fit the regression and the variance A of the clients' means about it, and predict every client's mean.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
@@ -160,9 +159,9 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       intercept: whether a column of ones precedes the covariates.
 
     Raises:
-      JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers, belong to other clients, or are
-        linearly dependent; and if there are not at least three more clients than coefficients. Under a transformation
-        of JAX, values are not checked.
+      JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers, belong to different clients than x,
+        or are linearly dependent; or if there are not at least three more clients than coefficients. Inside a JAX
+        transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -185,8 +184,8 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
     """Check and return the clients' covariates [m, k]; linear independence is checked if their values are known.
 
     Raises:
-      JaxpflError: as for `covariates`; if there are not at least ``least`` more clients than coefficients; and for
-        linearly dependent columns.
+      JaxpflError: as in `covariates`; if there are not at least ``least`` more clients than coefficients; or if columns
+        are linearly dependent.
     """
     columns = covariates(z, m, name)
     p = columns.shape[1] + intercept
@@ -200,7 +199,7 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
     """Refuse a column that is a linear combination of the columns before it and the intercept, if values are known.
 
     Raises:
-      JaxpflError: naming the column's index.
+      JaxpflError: if there is such a column; the message gives its index.
     """
     at = dependent(columns, intercept=intercept) if isinstance(columns, np.ndarray) else None
     if at is not None:
@@ -209,16 +208,16 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    """Ends of normal intervals with these means and mean squared errors, [m] each."""
+    """Endpoints of normal intervals with these means and mean squared errors, [m] each."""
     inputs.level_within(level)
     reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
     return mean - reach, mean + reach
 
 
 def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
-    """Index of the first of the columns [m, k] that depends linearly on earlier ones and the intercept, or None."""
+    """Index of the first column of z [m, k] that depends linearly on earlier columns and the intercept, or None."""
     ones = np.ones((len(z), int(intercept)))
-    kind = jnp.result_type(float)  # the fit's dtype, in which the columns must be distinguishable
+    kind = jnp.result_type(float)  # columns must be linearly independent in the dtype of the fit
     bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > float(jnp.finfo(kind).eps) ** 0.75)
     return int(np.argmax(bad)) - int(intercept) if bad.any() else None
 
@@ -242,10 +241,10 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
     g1, g2, g3 = A * B, B**2 * spread, B**2 * w * 2 / squares
     mse = g1 + g2 + 2 * g3 + (0 if restricted else B**2 * _trace(factor, Q, w) / squares)
     within = 1 / w - spread  # variance of the residual
-    # A residual variance of rounding size: the client alone determines a coefficient.
+    # If the residual variance is of rounding size, the client alone determines a coefficient.
     seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
     residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
-    # B (1 - spread w) is one minus the derivative of the prediction with respect to x.
+    # B (1 - spread w) is 1 minus the derivative of the prediction with respect to x.
     risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
     statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
     back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))
@@ -262,7 +261,7 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
 
 
 class _Fitted(NamedTuple):
-    """Weights 1 / V [m], lower Cholesky factor of C [p, p], coefficients [p], and residuals [m], at one A."""
+    """Weights 1 / V [m], lower Cholesky factor of C [p, p], coefficients [p] and residuals [m], for one value of A."""
 
     weight: Array
     factor: Array
@@ -271,7 +270,7 @@ class _Fitted(NamedTuple):
 
 
 def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
-    """Generalised least squares of y on the columns Q [m, p] at one A; D are squared standard errors [m]."""
+    """Generalised least squares of y on the columns Q [m, p] for one value of A; D are squared standard errors [m]."""
     w = 1 / (A + D)
     factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
     b = cho_solve((factor, True), Q.T @ (w * y))
@@ -279,7 +278,7 @@ def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
 
 
 def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool) -> Array:
-    """Log likelihood at one A up to a constant, []."""
+    """Log likelihood of A up to a constant, []."""
     w, factor, _, r = _least_squares(A, Q, y, D)
     return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
 
@@ -299,7 +298,7 @@ def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array
     about = grid[jnp.argmax(jax.lax.map(lambda log_sd: value(jnp.exp(2 * log_sd)), grid))]
     best = jnp.exp(2 * bisect(rises, about - step, about + step))
     none, some = value(jnp.zeros((), kind)), value(best)
-    # A spread that raises the likelihood by no more than rounding counts as zero.
+    # A spread that increases the likelihood only by a rounding error counts as zero.
     alike = none >= some - 16 * jnp.finfo(kind).eps * (len(y) + jnp.abs(some))
     return jnp.where(alike, 0, best), jnp.where(alike, none, some)
 
@@ -311,14 +310,14 @@ def _trace(factor: Array, Q: Array, w: Array) -> Array:
 
 @partial(full_precision.jit, static_argnames="free")
 def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple[Array, Array]:
-    """Ends of the equal-tailed intervals of theta, [m] each.
+    """Endpoints of the equal-tailed intervals for theta, [m] each.
 
     Args:
       Q: orthonormal columns that span the covariates, [m, p].
       y: the estimates, possibly minus a linear combination of the columns, [m].
-      D: squared standard errors, [m], about one.
+      D: squared standard errors, [m], of the order of one.
       level: coverage probability.
-      free: m - p, at least 3.
+      free: number of clients minus number of coefficients, m - p, at least 3.
     """
     kind = y.dtype
     typical = jnp.exp(jnp.log(D).mean())
@@ -327,7 +326,7 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
         return _log_likelihood(typical * jnp.expm1(v), Q, y, D, restricted=True) + v
 
     low = jnp.zeros((), kind)
-    high = jnp.log1p(y @ y / typical) + 2 * _DROP / (free - 2)  # beyond y'y the density falls by (free - 2) / 2
+    high = jnp.log1p(y @ y / typical) + 2 * _DROP / (free - 2)  # beyond y'y, the slope is at most -(free - 2) / 2
     for _ in range(_SCANS):
         grid = low + (high - low) * jnp.linspace(0, 1, _SCANNED, dtype=kind)
         density = jax.lax.map(log_density, grid)
@@ -362,14 +361,14 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """A unit; least-squares residuals of the estimates and squared errors in this unit; the coefficients."""
+    """Unit of the estimates; residuals and squared standard errors in this unit; least-squares coefficients."""
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)
     return unit, x / unit - Q @ start, (s / unit) ** 2, start
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """QR decomposition of the columns, and the fraction of each column's length not explained by earlier ones, [p].
+    """QR decomposition of the columns, and the fraction of each column's length that earlier columns leave, [p].
 
     ``xp`` is the array module: jax.numpy, or NumPy on the host.
     """
@@ -381,7 +380,13 @@ def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
 
 
 def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
-    """Covariates [m, k], in double precision if their values are known; ``name`` and ``rows`` appear in messages.
+    """Check and return covariates [m, k], in double precision if their values are known.
+
+    Args:
+      z: covariates, [m] or [m, k].
+      m: number of rows.
+      name: name of the argument, for messages.
+      rows: noun for the rows, for messages.
 
     Raises:
       JaxpflError: if the covariates are not numbers, not finite, or have a different number of rows.

@@ -2,18 +2,20 @@ r"""Linear regression for clients whose coefficients lie in one unknown subspace
 
 .. math:: y_i = X_i B w_i + e_i, \quad e_i \sim N(0, \sigma^2 I), \quad B \in R^{d \times k}, \quad w_i \in R^k
 
-B is the common representation, and w_i is a client's own head on it. The rank k <= d is given. A client sends a
-`Message`: sums over its examples. `em` assumes :math:`w_i \sim N(0, I)` and maximises the marginal likelihood. With
-:math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_i = M_i^{-1} B^T b_i / \sigma^2` and
+B is the common representation, and w_i is the head of client i. The rank k <= d is given. A client sends a `Message`
+with :math:`A_i = X_i^T X_i` and :math:`b_i = X_i^T y_i`. `em` assumes :math:`w_i \sim N(0, I)` and maximises the
+marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_i = M_i^{-1} B^T b_i / \sigma^2` and
 :math:`S_i = M_i^{-1} + \hat w_i \hat w_i^T`, the new B solves
 
 .. math:: \sum_i A_i B S_i = \sum_i b_i \hat w_i^T
 
-and is multiplied by the root of the mean of S_i, which accelerates EM (parameter expansion: Liu, Rubin and Wu 1998).
+and is then multiplied by the matrix square root of the mean of S_i, which accelerates EM (parameter expansion: Liu,
+Rubin and Wu 1998).
 
-`alternating` minimises the squared errors over heads and B in turn, as the papers on such representations do: heads by
-least squares, :math:`S_i = \hat w_i \hat w_i^T`, and orthonormal B. A client with fewer than k examples has no unique
-least-squares head, and a client with few examples has a poor one. The shrunk heads of `em` avoid both problems.
+`alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. It computes
+heads by least squares, takes :math:`S_i = \hat w_i \hat w_i^T`, and makes B orthonormal. A client with fewer than k
+examples has no unique least-squares head, and a client with few examples has a poor one. In `em`, heads are shrunk
+towards zero, which avoids both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
 https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",
@@ -37,8 +39,8 @@ class Representation(NamedTuple):
     """Common representation.
 
     Attributes:
-      basis: B, [d, k].
-      noise: sigma^2, [].
+      basis: common representation B, [d, k].
+      noise: noise variance sigma^2, [].
     """
 
     basis: Array
@@ -47,11 +49,11 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation: the leading eigenvectors of sum_i b_i b_i', with half of y's variance as noise.
+    """Initial representation: the k leading eigenvectors of sum_i b_i b_i', and half of y's variance as noise variance.
 
     Args:
       messages: messages of all clients, leaves [m, ...].
-      rank: k.
+      rank: dimension k of the subspace.
 
     Raises:
       JaxpflError: if the rank is not in 1 ... d.
@@ -68,7 +70,7 @@ def start(messages: Message, rank: int) -> Representation:
 
 @full_precision.products
 def head(at: Representation, sent: Message) -> Posterior:
-    """Posterior of one client's head; the client need not have taken part in the fit.
+    """Posterior of the head of one client, which need not have taken part in the fit.
 
     The client's coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """
@@ -82,12 +84,12 @@ def head(at: Representation, sent: Message) -> Posterior:
 
 @full_precision.products
 def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Representation:
-    """Fit the representation by EM; no step lowers the summed ``log_evidence``.
+    """Fit the representation by EM; no step decreases the summed ``log_evidence``.
 
     Args:
       at: initial representation.
       messages: messages of all clients, leaves [m, ...].
-      floor: least sigma^2, positive.
+      floor: positive lower bound on sigma^2.
       steps: number of steps; static.
     """
 
@@ -105,7 +107,7 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
 
 @full_precision.products
 def least_squares_head(basis: Array, sent: Message) -> Array:
-    """Least-squares head of a client, of least norm, [k]."""
+    """Minimum-norm least-squares head of a client, [k]."""
     return jnp.linalg.pinv(basis.T @ sent.gram @ basis, hermitian=True) @ (basis.T @ sent.cross)
 
 
@@ -124,7 +126,7 @@ def alternating(basis: Array, messages: Message, steps: int) -> Array:
 
 
 def _basis(messages: Message, heads: Array, second: Array) -> Array:
-    """Solution B of ``sum_i A_i B S_i = sum_i b_i w_i'``, [d, k]; of least norm if the data leave it undetermined."""
+    """Solution B [d, k] of ``sum_i A_i B S_i = sum_i b_i w_i'``, the minimum-norm solution if there are several."""
     (k, d), right = (heads.shape[1], messages.cross.shape[1]), messages.cross.T @ heads
     whole = jnp.einsum("ikl,ide->dkel", second, messages.gram).reshape(d * k, d * k)
     return (jnp.linalg.pinv(whole, hermitian=True) @ right.reshape(-1)).reshape(d, k)

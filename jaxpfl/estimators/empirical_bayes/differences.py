@@ -1,15 +1,15 @@
-r"""Tests of equal client parameters, and a confidence interval for their spread; on the host, in SciPy.
+r"""Tests of whether clients' parameters are equal, and a confidence interval for their spread.
 
-For Gaussian clients, let :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
-:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. Suppose that all s_i^2 are proportional to one variance, pooled with
-nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m - 1 and nu degrees of freedom,
-exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of
-its own, the test is Welch's.
+All functions run on the host, with SciPy. For Gaussian clients with means :math:`\bar X_i`, let :math:`w_i(\lambda) = 1
+/ (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. Suppose that all s_i^2 are proportional to
+one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m - 1
+and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If
+clients have different variances, the test is Welch's.
 
-An end of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this quantile
-to the same quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the uncertainty
-of the pooled variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval of Williams
-1962. Its coverage is at least the nominal level, and close to it.)
+An endpoint of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this
+quantile to the same quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the
+uncertainty of the pooled variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval
+of Williams 1962. Its coverage is at least the nominal level, and close to it.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _LEAST_EXPECTED = 5.0  # Cochran's rule for the chi-square approximation
-_MOST_DEGREES = 1e9  # SciPy's F distribution takes no infinite ones
-# Most and fewest draws of a simulated p-value, and most random numbers, which bound its time.
+_MOST_DEGREES = 1e9  # SciPy's F distribution does not accept infinite degrees of freedom
+# Largest and smallest number of draws for a simulated p-value, and largest number of random numbers, to limit time.
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 
 class Test(NamedTuple):
-    """Result of a test that the clients' parameters are equal.
+    """Result of a test of the hypothesis that all clients' parameters are equal.
 
     Attributes:
       name: name of the test.
@@ -43,12 +43,12 @@ class Test(NamedTuple):
 
 
 def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
-    """Compare the clients' means for any sizes by an analysis of variance, or by Welch's version of it.
+    """Test whether clients of any sizes have equal means, by an analysis of variance or by Welch's test.
 
     Args:
       mean: the clients' means, [m].
       s2: positive estimated variances of these means, [m].
-      degrees: degrees of freedom: of the pooled variance, or of each client's own, [m].
+      degrees: degrees of freedom of the pooled variance, or [m] of each client's variance.
       pooled: whether all ``s2`` are proportional to one pooled estimate; otherwise Welch's test is used.
     """
     from scipy import special
@@ -65,7 +65,12 @@ def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float,
 def spread(
     mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, level: float, *, pooled: bool
 ) -> tuple[float, float]:
-    """Confidence interval for sigma_theta, the parameters' standard deviation; arguments as in `compare_means`."""
+    """Confidence interval for sigma_theta, the standard deviation of the clients' parameters.
+
+    Args:
+      mean, s2, degrees, pooled: arguments as in `compare_means`.
+      level: coverage probability.
+    """
     from scipy import special
 
     free = len(mean) - 1
@@ -79,16 +84,16 @@ def spread(
 
 
 def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
-    r"""Pearson's chi-square test that Bernoulli clients have equal probabilities:
+    r"""Pearson's chi-square test of whether Bernoulli clients have equal probabilities, with the statistic
 
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
 
-    If an expected count is below five, the p-value is simulated, given the total number of ones, with 199 to 9999
-    draws. This is valid for any counts.
+    where :math:`\bar X` is the share of ones among all samples. If an expected count is below five, the p-value is
+    simulated with 199 to 9999 draws given the total number of ones, which is valid for any counts.
 
     Args:
       ones: number of ones of each client, [m].
-      size: n_i, [m].
+      size: number n_i of samples of each client, [m].
       seed: seed of the simulation.
     """
     from scipy import special
@@ -106,18 +111,18 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
         return Test("chi-square", statistic, float(special.chdtrc(len(ones) - 1, statistic)))
     rng = np.random.default_rng(seed)
     draws = int(np.clip(_MOST_NUMBERS // len(ones), _FEWEST_DRAWS, _MOST_DRAWS))
-    below = statistic * (1 - 1e-9)  # permuted counts give the same statistic up to rounding
+    below = statistic * (1 - 1e-9)  # tolerance, as equal statistics differ by rounding errors
     deals = (rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals") for _ in range(draws))
     as_much = sum(chi_square(deal) >= below for deal in deals)
     return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
 
 
 def compare_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
-    """Pearson's chi-square test of equal rates.
+    """Pearson's chi-square test of whether clients have equal rates of events.
 
     Args:
       count: number of events of each client, [m].
-      exposure: e_i, [m].
+      exposure: exposure e_i of each client, [m].
     """
     from scipy import special
 
@@ -133,7 +138,7 @@ def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:
 
 
 def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
-    """Value of lambda at which Q equals ``value``; zero if Q at zero is smaller."""
+    """Value of lambda at which Q equals ``value``; zero if Q(0) is smaller than ``value``."""
     from scipy import optimize
 
     if _generalised_q(mean, s2, 0.0) <= value:

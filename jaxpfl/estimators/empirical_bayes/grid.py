@@ -1,17 +1,17 @@
-r"""Maximum-likelihood weights of known components on a grid: a convex problem, solved by an interior-point method.
+r"""Maximum-likelihood weights of a mixture's known components: a convex problem, solved by an interior-point method.
 
-With :math:`L_{ik}` the density of client i's data under component k, the weights maximise :math:`\sum_i \log (L \pi)_i`
-over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi \ge 0`.
-This minimum is found by primal-dual Newton steps with a line search.
+Let :math:`L_{ik}` be the density of client i's data under component k. The weights maximise :math:`\sum_i \log (L
+\pi)_i` over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi
+\ge 0`. The minimum is found by primal-dual Newton steps with a line search.
 
-The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the largest directional derivative, certifies the
-result: the mean log likelihood of these weights is below its maximum by at most the slack. A slack of zero is the
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest directional derivative. It certifies the
+result, because the mean log likelihood of the weights is below its maximum by at most the slack. A slack of zero is the
 optimality condition of Kiefer and Wolfowitz.
 
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
-proportions using sequential quadratic programming", for the problem without the simplex; Koenker and Mizera 2014,
-"Convex optimization, shape constraints, compound decisions, and empirical Bayes rules", for interior points; Lindsay
-1983, for the certificate.
+proportions using sequential quadratic programming", for the problem without the simplex constraint; Koenker and Mizera
+2014, "Convex optimization, shape constraints, compound decisions, and empirical Bayes rules", for interior points;
+Lindsay 1983, for the certificate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import jax.numpy as jnp
 from jaxpfl.core.types import Array
 
 MANY = 2**14
-"""Number of clients above which the weights on a grid are fitted to bins of clients."""
+"""With more clients than this, the weights are fitted to bins of clients."""
 _ESTIMATES, _ERRORS = 256, 16  # bins of estimates and of errors
-_STEPS = 80  # most Newton steps
-_KEEP = 0.995  # fraction of the distance to the boundary that a step may cover: iterates must stay inside
-_HALVINGS = 12  # step sizes that the line search tries
-_CENTER = 0.1  # fraction of the duality gap that a step aims for
+_STEPS = 80  # largest number of Newton steps
+_KEEP = 0.995  # a step may cover this fraction of the distance to the boundary, so that iterates stay inside
+_HALVINGS = 12  # number of step sizes that the line search tries
+_CENTER = 0.1  # each step aims to reduce the duality gap to this fraction
 
 
 class _Point(NamedTuple):
@@ -45,16 +45,16 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     """Maximum-likelihood weights of the components.
 
     Args:
-      log_density: log L, [m, K]; -inf if a client's data are impossible under a component.
-      w: weights of the clients, [m], which sum to one; by default equal.
+      log_density: logarithms of L, [m, K]; -inf if a client's data are impossible under a component.
+      w: weights of the clients, [m], with sum one; by default equal.
 
     Returns:
-      The components' weights [K], which sum to one, and the slack [], an upper bound on how far the mean log likelihood
-      is below its maximum.
+      The components' weights [K], with sum one, and the slack [], an upper bound on the difference between the largest
+      mean log likelihood and the mean log likelihood of these weights.
     """
     m, count = log_density.shape
     w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
-    # Each client's densities are divided by its largest one; a factor per client does not change the weights.
+    # Each client's densities are divided by the client's largest density, which does not change the weights.
     L = jnp.exp(log_density - log_density.max(axis=1, keepdims=True))
     kind = L.dtype
     tolerance = float(jnp.finfo(kind).eps) ** 0.6
@@ -103,19 +103,20 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
 
 
 def _boundary_step(at: Array, move: Array) -> Array:
-    """Longest step, at most 1, that keeps all entries positive."""
+    """Longest step, at most 1, along ``move`` that keeps all entries positive."""
     return jnp.minimum(1, _KEEP * jnp.where(move < 0, at / jnp.where(move < 0, -move, 1), jnp.inf).min())
 
 
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
-    """Group many clients into bins: mean estimates, mean errors and total weights, [estimates * errors] each.
+    """Group many clients into bins: mean estimate, mean error and total weight of each bin, [estimates * errors] each.
 
-    Bins have equal length in asinh(x), which makes bins far from zero wide, and equal length in log(s). The clients of
-    a bin are replaced by their means. The error of a smooth likelihood is therefore of the order of its second
+    Bins have equal lengths in asinh(x), so bins far from zero are wide, and equal lengths in log(s). The clients in a
+    bin are replaced by their means. For a smooth likelihood, this causes an error of the order of the second
     derivatives times the variances within bins.
 
     Args:
-      x, s, w: estimates, positive errors and weights of the clients, [m] each, in units in which s is about one.
+      x, s, w: estimates, positive standard errors and weights of the clients, [m] each; s is of the order of one.
+      estimates, errors: numbers of bins along x and along s.
     """
     place = _place(jnp.arcsinh(x), estimates) * errors + _place(jnp.log(s), errors)
     empty = jnp.zeros(estimates * errors, x.dtype)

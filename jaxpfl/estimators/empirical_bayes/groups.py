@@ -1,4 +1,4 @@
-r"""Normal means in groups, such as pupils in schools, with a spread within and a spread between groups; fitted by REML.
+r"""Normal means of clients in groups, such as pupils in schools; the spreads within and between groups are by REML.
 
 Client i in group g has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(\mu_g, A)`,
 :math:`\mu_g \sim N(\mu, B)`. Let :math:`w_i = 1 / (A + s_i^2)` and :math:`W_k = \sum_{i \in g} w_i^k`, let
@@ -15,12 +15,12 @@ g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and
 .. math:: g_1 = A b_i + b_i^2 q_g, \quad g_2 = \frac{b_i^2}{C (1 + B W_1)^2}, \quad
    g_3 = \mathrm{tr}\{\mathrm{Cov}(\partial \hat\theta_i / \partial (A, B))\, I^{-1}\},
 
-where I is the Fisher information of A and B. g_3 is counted twice because g_1 at the fitted A and B is too small by
-g_3. The same holds for mu_g, with b_i = 1 and without the term A b_i.
+where I is the Fisher information of A and B. g_3 is counted twice because g_1 at the fitted A and B is too small by g_3
+on average. The mean squared error of mu_g has the same form, with b_i = 1 and without the term A b_i.
 
 The restricted likelihood is maximised by Newton steps from the best point of a grid of A and B. The result is compared
-with fits that have A = 0, B = 0, or both, and the most likely fit is kept. A step needs a few sums over the clients of
-each group; no fixed-size message suffices for the whole fit.
+with fits that have A = 0, B = 0, or both, and the fit with the largest likelihood is kept. A step needs a few sums over
+the clients of each group. Messages of fixed size are not enough for the whole fit.
 
 References: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model"; Prasad and Rao
 1990, "The estimation of the mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of
@@ -48,7 +48,7 @@ from jaxpfl.estimators.empirical_bayes.normal_means import checked
 from jaxpfl.support.errors import JaxpflError
 
 LEAST_GROUPS = 3
-"""Least number of groups from which the spread between them is fitted."""
+"""Smallest number of groups from which the spread between groups is fitted."""
 _SCALES = 12  # grid points along A and along B
 
 
@@ -58,25 +58,28 @@ class GroupMeans(NamedTuple):
     Attributes:
       x, s: estimates and their standard errors, [m] each.
       group: index of each client's group, [m].
-      overall, overall_stderr: mu, and its standard error at the fitted spreads, [].
+      overall, overall_stderr: mean mu of the groups' means, and its standard error at the fitted spreads, [] each.
       within: A, the variance of clients about their group's mean, [].
       between: B, the variance of the groups' means, [].
       mean: predictors of theta_i, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
       g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
       shrinkage: b, the fraction by which ``mean`` moves from the estimate towards the group's mean, [m].
-      residual: standardised distances of x from its prediction by all other clients, [m]; N(0, 1) if the model holds.
+      residual: standardised differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
+        holds.
       risks: the terms of ``risk``, [m].
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
       group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean towards mu,
         [G].
-      group_residual: standardised distances of the groups' weighted means from mu, [G]; N(0, 1) if the model holds.
-      log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
+      group_residual: standardised differences between the groups' weighted means and mu, [G]; N(0, 1) if the model
+        holds.
+      log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
       p_value: probability of a Q at least as large if A is zero, [].
-      ratio: twice the log likelihood ratio to B = 0, [].
-      group_p_value: probability of a ratio at least as large if B is zero, []. For many groups it is half the tail
-        probability of a chi-square with one degree of freedom. It is 1 if B = 0 maximises the likelihood.
+      ratio: twice the difference between the log likelihoods of the fit and of the fit with B = 0, [].
+      group_p_value: probability of a ratio at least as large if B is zero, []: half the tail probability of a
+        chi-square with one degree of freedom, which is accurate for many groups. It is 1 if B = 0 maximises the
+        likelihood.
       labels: the clients' labels, if the data came in a data frame.
     """
 
@@ -107,7 +110,7 @@ class GroupMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         leave = tuple(name for name in self._fields if name.startswith("group_"))
         return inputs.frame(self, len(self.x), level, leave=leave)
 
@@ -117,32 +120,32 @@ class GroupMeans(NamedTuple):
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of intervals, [m] each: ``mean`` plus and minus the normal quantile times the root of ``mse``."""
+        """Interval endpoints, [m] each: ``mean`` minus and plus the normal quantile times the root of ``mse``."""
         return about(self.mean, self.mse, level)
 
     def group_interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of intervals of the groups' means, [G] each, computed as in `interval`; too short for few groups."""
+        """Interval endpoints for the groups' means, [G] each, computed as in `interval`; too narrow for few groups."""
         return about(self.group_mean, self.group_mse, level)
 
 
 def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> GroupMeans:
     """Fit the spreads within and between groups, and predict every client's and every group's mean.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``groups`` is static. A million clients in 31,000
-    groups take seconds.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``groups`` is static. The fit of a million clients in
+    31,000 groups takes seconds.
 
     Args:
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
       s: positive standard errors, [m], or one for all clients.
       group: group of each client, [m]: numbers or names. The sorted distinct values are the groups. If ``groups`` is
         given, the values are numbers in 0 ... groups - 1.
-      groups: number of groups G. It is required under a transformation, where the values of ``group`` are not known. A
-        group without clients gets the prediction of a new group.
+      groups: number of groups G; required inside a JAX transformation, where the values of ``group`` are not known. A
+        group without clients gets the prediction for a new group.
 
     Raises:
-      JaxpflError: as in `ebnm` for x and s; if groups belong to other clients, are not such numbers or names, or are
-        fewer than three; and if no group has two clients, because A and B then cannot be told apart. Under a
-        transformation of JAX, values are not checked.
+      JaxpflError: as in `ebnm` for x and s; if ``group`` has a different length, or its values are not such numbers or
+        names; if there are fewer than three groups; or if no group has two clients, because A and B then cannot be
+        distinguished. Inside a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -165,7 +168,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
 
 
 class _Sums(NamedTuple):
-    """Terms of the likelihood that depend only on A: w [m], W_1 and weighted means [G], and the remaining sum []."""
+    """Terms of the likelihood that do not depend on B: w [m], W_1 and weighted means [G], and the remaining sum []."""
 
     w: Array
     total: Array
@@ -191,7 +194,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     group_mean = mu + q * W * (center - mu)
     information = jnp.stack([(W2 - 2 * q * W3 + (q * W2) ** 2).sum(), (W2 / F**2).sum(), (precision**2).sum()]) / 2
 
-    # Errors due to A and B: g_3 of a group's mean, then of a client's.
+    # Errors due to the estimated A and B: g_3 of the groups' means, and then g_3 of the clients' means.
     slopes = jnp.stack([q**2 * (W3 - q * W2**2), -q * W2 / F**2, W / F**3])
     group_g3 = _traced(slopes, information)
     b = D * w
@@ -212,7 +215,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     degrees = m - (_grouped(jnp.ones_like(y), group, groups) > 0).sum()
     ratio = jnp.maximum(2 * (value - least), 0) * (B > 0)
     square = unit**2
-    basis = math.log(m) / 2  # contrasts in an orthonormal basis
+    basis = math.log(m) / 2  # change to contrasts in an orthonormal basis
     return GroupMeans(
         x, s, group, unit * mu + origin, unit / jnp.sqrt(C), square * A, square * B, unit * (y - b * r) + origin,
         square * mse, square * g1, square * g2, square * g3, b, w * r / jnp.sqrt(variance), square * risks,
@@ -224,7 +227,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
 
 
 def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Array, Array, Array]:
-    """Maximum-likelihood A and B, and the largest log likelihoods with any B and with B = 0, up to a constant."""
+    """Maximum-likelihood A and B, the largest log likelihood, and the largest with B = 0, up to a constant."""
     kind, m = y.dtype, len(y)
 
     def between(at: _Sums, B: Array) -> Array:
@@ -237,7 +240,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     def value(A: Array, B: Array) -> Array:
         return between(_sums(A, y, D, group, groups), B)
 
-    # A grid point of A needs a pass over all clients; a grid point of B only over the groups.
+    # Each value of A needs a pass over all clients; each value of B needs only a pass over the groups.
     low, high = jnp.log(jnp.sqrt(D.min()) / 16), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
     grid = low + (high - low) * jnp.arange(_SCALES, dtype=kind) / (_SCALES - 1)
     variances = jnp.concatenate([jnp.zeros(1, kind), jnp.exp(2 * grid)])
@@ -254,7 +257,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Climb from a grid point to the spreads and their log likelihood; a spread of zero stays zero."""
+        """Maximise from a grid point; return the spreads and their log likelihood. A spread of zero stays zero."""
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 
@@ -267,7 +270,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     # lax.map compiles ``climbed`` once for both starts.
     fits, reached = jax.lax.map(climbed, starts)
     found = jnp.concatenate([values[:1, 0], reached])
-    # A spread that raises the likelihood by no more than rounding counts as zero.
+    # A spread that increases the likelihood only by a rounding error counts as zero.
     enough = found >= found.max() - 16 * jnp.finfo(kind).eps * (m + jnp.abs(found.max()))
     best = jnp.argmax(enough)
     A, B = jnp.concatenate([jnp.zeros((1, 2), kind), fits])[best] + jnp.where(jnp.isnan(found[0]), jnp.nan, 0)
@@ -286,6 +289,6 @@ def _grouped(of: Array, group: Array, groups: int) -> Array:
 
 
 def _traced(slopes: Array, information: Array) -> Array:
-    """tr(S I^-1) for symmetric 2 x 2 matrices given by their upper triangles, [3, n] and [3]."""
+    """tr(S I^-1) for symmetric 2 x 2 matrices S and I, given by their upper triangles [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)

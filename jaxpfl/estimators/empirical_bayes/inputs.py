@@ -1,9 +1,9 @@
-"""Conversion of clients' numbers from lists, arrays and data frames, and of results to data frames.
+"""Conversion of inputs from lists, arrays and data frames to numbers, and of results to data frames.
 
 Masked arrays with a masked entry are refused, because NumPy's conversion would use the value under the mask. Columns of
-data frames are matched by their index. If the labels are the same in another order, columns are aligned to the first
-one. Other labels are refused, because matching by position would pair numbers of different clients. Results keep the
-labels.
+data frames are matched by their index. If two columns have the same labels in a different order, the second is
+reordered like the first. Different labels are refused, because matching by position would pair numbers of different
+clients. Results keep the labels.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jaxpfl.support.errors import JaxpflError, shown
 
 
 def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
-    """Convert to numbers in double precision; traced values are returned unchanged.
+    """Convert a value to numbers in double precision; traced values are returned unchanged.
 
     Args:
       name: name of the argument, for the message.
-      value: an array, a list, or a column of a data frame.
-      what: expected form of the numbers, for the message.
+      value: array, list, or column of a data frame.
+      what: description of the expected numbers, for the message.
 
     Raises:
-      JaxpflError: for values that are not numbers, and for masked entries.
+      JaxpflError: if values are not numbers, or an entry is masked.
     """
     if isinstance(value, Tracer):
         return value
@@ -45,7 +45,7 @@ def refuse_masked(name: str, value: Any) -> None:
     """Refuse an array with a masked entry.
 
     Raises:
-      JaxpflError: naming the index of the first masked entry.
+      JaxpflError: if there is a masked entry; the message gives the index of the first one.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
@@ -54,24 +54,24 @@ def refuse_masked(name: str, value: Any) -> None:
 
 
 def is_frame(value: Any) -> bool:
-    """Tell whether a value is a pandas series or frame, without importing pandas."""
+    """Return whether a value is a pandas series or data frame, without importing pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, pandas.Series | pandas.DataFrame)
 
 
 def aligned(**given: Any) -> tuple[Any, ...]:
-    """Return the values, with all columns of data frames in the order of the first column's index.
+    """Return the values, after reordering columns of data frames like the first column's index.
 
     Args:
       **given: arguments by name; values that are not columns of data frames are returned unchanged.
 
     Raises:
-      JaxpflError: if indexes have different labels, or repeated labels in a different order.
+      JaxpflError: if two indexes have different labels, or repeated labels in a different order.
     """
     framed = [name for name, value in given.items() if is_frame(value)]
     for name in framed[1:]:
         first, own = given[framed[0]].index, given[name].index
-        if own.equals(first) or len(own) != len(first):  # other lengths are refused later, with the shapes
+        if own.equals(first) or len(own) != len(first):  # different lengths are refused later, by the checks of shapes
             continue
         pair = f"{framed[0]} and {name}"
         if not (own.is_unique and first.is_unique):
@@ -86,7 +86,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
 
 
 def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
-    """Convert names to indices: an index for each row, and the sorted distinct names (None if ``number`` is given).
+    """Convert names to an index for each row, and the sorted distinct names (None if ``number`` is given).
 
     Args:
       name: name of the argument.
@@ -96,8 +96,8 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
       rows: noun for the rows, for messages.
 
     Raises:
-      JaxpflError: if ``value`` has another number of rows, or is not such numbers or names; if ``number`` is required
-        but missing.
+      JaxpflError: if ``value`` does not have m rows; if it contains neither such numbers nor names; or if ``number`` is
+        required but missing.
     """
     if number is not None:
         checks.count(f"{name}s", number)
@@ -130,15 +130,15 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
 
 
 def shares(weights: Any, m: int, least: int) -> Array:
-    """Weights of the clients in JAX's floating-point type, scaled to sum to one, [m].
+    """Clients' weights scaled to sum to one, [m], in JAX's floating-point type.
 
     Args:
       weights: nonnegative numbers in any unit, [m]; None for equal weights.
       m: number of clients.
-      least: least number of clients with a positive weight.
+      least: smallest allowed number of clients with a positive weight.
 
     Raises:
-      JaxpflError: if weights are not such numbers, or positive for too few clients.
+      JaxpflError: if weights are not such numbers, or too few clients have a positive weight.
     """
     kind = jnp.result_type(float)
     if weights is None:
@@ -159,10 +159,10 @@ def shares(weights: Any, m: int, least: int) -> Array:
 
 
 def inside(name: str, value: Scalar) -> None:
-    """Check that a probability lies in (0, 1), if its value is known.
+    """Check that a probability is in (0, 1), unless it is traced.
 
     Raises:
-      JaxpflError: naming the argument and its value.
+      JaxpflError: if it is not; the message gives the argument's name and value.
     """
     if not isinstance(value, Tracer):
         for one in np.ravel(np.asarray(value)):
@@ -170,14 +170,14 @@ def inside(name: str, value: Scalar) -> None:
 
 
 def level_within(value: Scalar, kind: Any = None) -> None:
-    """Check that an interval's level lies in (0, 1) and that its tails survive rounding, if its value is known.
+    """Check that an interval's level is in (0, 1) and not too close to 0 or 1 for rounding, unless the level is traced.
 
     Args:
       value: one or several levels.
-      kind: floating-point type in which quantiles are computed; by default JAX's.
+      kind: floating-point type in which quantiles are computed; by default JAX's default type.
 
     Raises:
-      JaxpflError: if a level is outside (0, 1), or has a tail smaller than 16 rounding errors of 1.
+      JaxpflError: if a level is outside (0, 1), or a tail probability is smaller than 16 rounding errors of 1.
     """
     inside("level", value)
     if isinstance(value, Tracer):
@@ -191,7 +191,7 @@ def level_within(value: Scalar, kind: Any = None) -> None:
 
 @jax.tree_util.register_static
 class Labels:
-    """Index of the clients, a static pytree node that JAX's transformations keep; equal if the labels are equal."""
+    """Labels of the clients, as a static pytree node that passes through JAX transformations."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -204,7 +204,7 @@ class Labels:
 
 
 def labels_of(*given: Any) -> Labels | None:
-    """Labels of the first argument that is a column of a data frame; None if there is none."""
+    """Labels of the first argument that is a column of a data frame; None without such an argument."""
     return next((Labels(value.index) for value in given if is_frame(value)), None)
 
 
@@ -215,13 +215,13 @@ def frame(
     *,
     leave: tuple[str, ...] = (),
 ) -> Any:
-    """Collect a result's per-client fields in a pandas frame, one row per client.
+    """Collect the per-client fields of a result in a pandas frame with a row per client.
 
     Args:
-      answer: result whose fields include arrays [m] or [m, K], and perhaps ``labels``. If a level is given, it must
-        have a method ``interval``.
+      answer: result whose fields include arrays [m] or [m, K], and perhaps ``labels``. If a level is given, the result
+        must have a method ``interval``.
       m: number of clients.
-      level: level of the interval, whose ends become the columns ``low`` and ``high``; None for no interval.
+      level: level of the interval, whose endpoints become the columns ``low`` and ``high``; None for no interval.
       leave: fields to leave out although they have m rows.
 
     Raises:

@@ -1,8 +1,9 @@
-r"""Credible intervals for Gaussian clients, with a population learned from the same, possibly few, clients.
+r"""Credible intervals for Gaussian clients, which account for the uncertainty of the learned population.
 
-The clients' means are normal about theta_i with variances :math:`\varphi s_i^2`, and theta_i ~ N(mu, st2). mu and st2
-are unknown. The common factor :math:`\varphi` is unknown too if the variance of the samples was pooled with few degrees
-of freedom. `posterior` integrates over all three; `morris` returns intervals from it.
+The intervals are valid even for few clients. The clients' means are normal about theta_i with variances :math:`\varphi
+s_i^2`, and theta_i ~ N(mu, st2). mu and st2 are unknown. The common factor :math:`\varphi` is also unknown if the
+samples' variance was pooled with few degrees of freedom. `posterior` integrates over all three unknowns; `morris`
+returns intervals from this posterior.
 
 References: Morris 1983, "Parametric empirical Bayes inference"; Tiao and Tan 1965, "Bayesian analysis of random-effect
 models in the analysis of variance", for the factor.
@@ -22,13 +23,13 @@ from jaxpfl.core.types import Array, Scalar
 
 _POINTS = 64  # cells of the grid of lambda
 _ZOOMS = 4  # times that the grid is narrowed to the region of high density
-_NEGLIGIBLE = 20.0  # log density this far below its maximum is left out
-_TINY = 1e-30  # least variance, in squared units
+_NEGLIGIBLE = 20.0  # log densities this far below the maximum are left out
+_TINY = 1e-30  # lower bound on variances, in squared units
 
 
 @full_precision.jit
 def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tuple[Array, Array]:
-    r"""Posterior means and scales of the theta_i, for flat priors of mu and st2, and the prior :math:`1 / \varphi`.
+    r"""Posterior means and scales of the theta_i, with flat priors on mu and st2, and the prior :math:`1 / \varphi`.
 
     Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`, let M be the
     mean with these weights, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i has Student's t
@@ -38,9 +39,9 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
-    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`; if sizes are equal too, mean and
-    variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of st2. The prior is then
-    flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
+    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`; if sizes are also equal, the mean
+    and the variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of st2. The prior is
+    then flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
 
     Args:
       own: the clients' own means, [m, d].
@@ -49,11 +50,12 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
         variance is known.
 
     Returns:
-      Means and scales, [m, d] each. The half width of an interval is `student`, at `degrees_left`, times the scale.
+      Means and scales, [m, d] each. The half width of an interval is the scale times `student` with `degrees_left`
+      degrees of freedom.
     """
     m, d = own.shape
     mean = own.mean(axis=0)
-    # A power of two near the largest distance or error: division by it is exact.
+    # A power of two near the largest distance or error, because division by a power of two is exact.
     typical = jnp.maximum(jnp.abs(own - mean).max(), jnp.sqrt(jnp.max(s2)))
     unit = jnp.ldexp(jnp.ones_like(typical), jnp.where(typical > 0, jnp.frexp(typical)[1], 0))
     y = (own - mean) / unit
@@ -64,9 +66,9 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     nu = jnp.where(known, 1.0, degrees)
 
     def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Log density and conditional moments at u, where lambda = scale (1 / u^2 - 1).
+        """Return lambda = scale (1 / u^2 - 1), the log density of u, w, M, and phi's posterior mean.
 
-        In u the density is bounded for every m. Returns lambda, its log density, w, M, and phi's posterior mean.
+        The parameter u is used because its density is bounded for every m.
         """
         ratio = scale * (1 - u) * (1 + u) / u**2
         w = 1 / (ratio[:, None] + s2)
@@ -106,7 +108,7 @@ def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Credible intervals: the means of `posterior` (same arguments), plus and minus Student's quantile times scales."""
+    """Credible intervals: means of `posterior` (same arguments), minus and plus Student's quantile times the scales."""
     mean, scale = posterior(own, s2, degrees)
     m, d = own.shape
     reach = student(level, degrees_left(m, d, degrees)) * scale
@@ -114,7 +116,7 @@ def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = mat
 
 
 def student(level: float, degrees: Any) -> np.ndarray:
-    """Half width of Student's interval in units of the scale, by SciPy; infinite degrees give the normal interval."""
+    """Half width of Student's interval in units of the scale; infinite ``degrees`` give the normal interval."""
     from scipy import special
 
     tail = (1 + level) / 2

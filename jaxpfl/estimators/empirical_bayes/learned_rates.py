@@ -1,8 +1,9 @@
-r"""Credible intervals for probabilities and rates, even of rare events, with a population learned from the clients.
+r"""Credible intervals for probabilities and rates, which account for the uncertainty of the learned population.
 
-This is the counterpart of `learned_gaussian` for counts. It runs on the host, in SciPy. Populations lie on a grid of
-two parameters. Each is weighted by its prior and by the likelihood of all clients' counts. A client's posterior is then
-a mixture of conjugate distributions, and the interval's ends are its quantiles.
+This module is the counterpart of `learned_gaussian` for counts, also of rare events. It runs on the host, with SciPy.
+The population's two parameters are discretised on a grid. Each grid point is weighted by its prior and by the
+likelihood of all clients' counts. A client's posterior is then a mixture of conjugate distributions, and the interval's
+endpoints are quantiles of the mixture.
 
 **Probabilities**: p_i is Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
 
@@ -10,15 +11,17 @@ a mixture of conjugate distributions, and the interval's ends are its quantiles.
   is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, the
   prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on populations in
   which nearly all p_i are zero.)
-- The prior of mu is :math:`1 / \mu` for the lower end and :math:`1 / (1 - \mu)` for the upper end. For rho = 0 these
-  priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
+- The prior of mu is :math:`1 / \mu` for the lower endpoint and :math:`1 / (1 - \mu)` for the upper endpoint. For rho =
+  0 these priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
 
-**Rates**, the limit of probabilities for rare events, are Gamma with mean mu and squared coefficient of variation c.
+**Rates** are the limit of probabilities for rare events. A rate is Gamma with mean mu and squared coefficient of
+variation c.
 
 - c has the prior density :math:`4 / (4 + c)^2`. It is flat in :math:`c / (4 + c)`, and almost flat in c if clients do
   not differ by much more than their mean.
-- mu has the prior :math:`1 / \mu` for the lower end. For the upper end the prior is flat at c = 0, so that both ends
-  agree with Garwood's interval for all counts together, whose coverage is at least nominal. In general it is
+- mu has the prior :math:`1 / \mu` for the lower endpoint. For the upper endpoint, the prior is flat at c = 0, so that
+  both endpoints agree with Garwood's interval for all counts together, whose coverage is at least nominal. For other c
+  the prior for the upper endpoint is
 
   .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
 
@@ -38,13 +41,13 @@ from typing import NamedTuple
 import numpy as np
 
 _CELLS = 24  # cells along each parameter of probabilities
-_RATE_CELLS = 40  # cells for rates: few clients' posterior has a long tail towards large mu
+_RATE_CELLS = 40  # cells for rates: for few clients, the posterior has a long tail towards large mu
 _MARGIN = 14.0  # margin of the grid in log odds or log rates, beyond one event among all clients
-_SPREAD = 4.0  # the constant in both priors of the spread
+_SPREAD = 4.0  # the constant 4 in the priors of rho and c
 _ZOOMS = 8  # times that the grid is narrowed to the region of high density
-_NEGLIGIBLE = 16.0  # log density this far below its maximum is left out
-_UNLIKELY = 1e-5  # cells less probable than this, relative to the most probable cell, are left out
-_HALVINGS = 45  # most bisections of a quantile, and the half width of its range in log odds or log rates
+_NEGLIGIBLE = 16.0  # log densities this far below the maximum are left out
+_UNLIKELY = 1e-5  # cells below this fraction of the largest probability are left out
+_HALVINGS = 45  # largest number of bisections; also the half width of the searched range
 _ENOUGH = 1e-4  # largest error of a quantile in log odds or log rates
 _OF_STDDEV = 1e-3  # largest error of a quantile in standard deviations
 _LARGE = 1e3  # parameter above which differences of log Gamma cancel
@@ -53,10 +56,10 @@ _TERMS = 4096  # values summed together, which bounds the memory
 
 
 class Intervals(NamedTuple):
-    """Ends of the intervals, and posterior standard deviations, [m] each.
+    """Endpoints of the intervals, and posterior standard deviations, [m] each.
 
-    Without any events the posterior has nearly all its mass near zero and a long tail. Its standard deviation may then
-    exceed the interval's upper end.
+    Without any events, the posterior has nearly all its mass near zero, and a long tail. The posterior standard
+    deviation may then exceed the interval's upper endpoint.
     """
 
     low: np.ndarray
@@ -76,7 +79,8 @@ def probabilities(ones: np.ndarray, size: np.ndarray, level: float) -> Intervals
 
     ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
     odds, alpha, beta, log_p = _betas(ones, size)
-    # Without any ones the lower end is 0 (its posterior is improper); without any zeros the upper end is 1.
+    # Without any ones, the lower endpoint is 0, because its posterior is improper; without any zeros, the upper
+    # endpoint is 1.
     lower = _shares(log_p + special.log_expit(-odds)) if ones.any() else None
     upper = _shares(log_p + special.log_expit(odds)) if (ones < size).any() else None
     middle = np.mean([end for end in (lower, upper) if end is not None], axis=0)
@@ -107,15 +111,15 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
     """Credible interval of every client's rate.
 
     Args:
-      count: number of events Z_i of each client, whole numbers, at least one positive, [m].
-      exposure: positive e_i, [m], or one for all.
+      count: number of events Z_i of each client, integers, at least one positive, [m].
+      exposure: positive exposures e_i, [m], or one number for all.
       level: coverage probability, in (0, 1).
     """
     from scipy import special
 
     z = np.asarray(count, float)
     unit = float(z.sum() / np.broadcast_to(exposure, z.shape).sum())
-    # Rates in units of the pooled rate, exposures in units of expected events.
+    # Rates are in units of the pooled rate, so an exposure is an expected number of events.
     e = unit * np.broadcast_to(np.asarray(exposure, float), z.shape)
     log_mu, c, log_p = _gammas(z, e)
     shape, size = 1 / c, np.exp(-log_mu) / c
@@ -140,10 +144,10 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
 
 
 def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log odds of mu, alpha, beta, and the log density with respect to the log odds, [cells]."""
+    """Grid of populations: log odds of mu, alpha, beta, and the log density of the log odds, [cells] each."""
     from scipy import special
 
-    # Many clients share few distinct numbers of ones, zeros and samples.
+    # Likelihoods are computed once per distinct number of ones, zeros and samples, which many clients share.
     counted = [np.unique(each, return_counts=True) for each in (ones, size - ones, size)]
 
     def grid(places: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -166,12 +170,12 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
-    """Log ratio of the upper end's prior to the lower end's, [cells]; mu is in units of the pooled rate."""
+    """Logarithm of the upper endpoint's prior over the lower endpoint's, [cells]; mu is in units of the pooled rate."""
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 
 
 def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log mu (the pooled rate is one), c, and the log density with respect to log mu, [cells]."""
+    """Grid of populations: log mu (the pooled rate is one), c, and the log density of log mu, [cells] each."""
     counts = np.unique(z, return_counts=True)
     exposures = np.unique(e, return_counts=True)
     # Only clients with events contribute the term z log(e_0 + e).
@@ -194,11 +198,11 @@ def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: np.ndarray, cells: int) -> np.ndarray:
-    """Midpoints of a grid over the region of a box in which a density is not negligible, [2, cells].
+    """Midpoints [2, cells] of a grid over the part of a box in which a density is not negligible.
 
     Args:
       log_densities: function from points [2, cells] to the logarithms of one or several densities, [cells] each.
-      ends: ends of the box, [2, 2], a row for each parameter.
+      ends: lower and upper end of the box for each parameter, [2, 2].
       cells: number of cells along each parameter.
     """
     for _ in range(_ZOOMS):
@@ -225,9 +229,9 @@ def _shares(log_density: np.ndarray) -> np.ndarray:
 def _quantile(
     below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, stddev: np.ndarray, q: float
 ) -> np.ndarray:
-    """Quantiles of clients' mixtures by bisection on an unbounded scale, [number].
+    """Quantiles of the clients' mixtures, [number], by bisection on the scale of log odds or log rates.
 
-    Their error is at most 1e-4 on this scale, and at most a thousandth of a standard deviation.
+    The errors are at most 1e-4 on this scale, and at most a thousandth of a standard deviation.
 
     Args:
       below: function from points [number, 1] and the kept cells [cells] bool to the distribution functions of the kept
@@ -251,7 +255,7 @@ def _quantile(
 
 
 def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Compute the answer once for each distinct pair of numbers, in batches, and copy it to all clients, [k, m].
+    """Apply ``answer`` once to each distinct pair of numbers, in batches, and copy the results to all clients, [k, m].
 
     Args:
       answer: function from pairs [2, some] to k numbers each, [k, some].
@@ -265,7 +269,7 @@ def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second:
 def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Sum over clients of log Gamma(start + count) - log Gamma(start), [cells].
 
-    Stirling's series is used where the difference of large numbers would cancel.
+    Stirling's series is used where the difference between large numbers would lose its digits.
     """
     from scipy import special
 
@@ -279,6 +283,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum of ``of(values) [cells, some]`` over values, weighted by how many clients have each value, [cells]."""
+    """Sum of ``of(values)`` [cells, some] over values, weighted by each value's number of clients, [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

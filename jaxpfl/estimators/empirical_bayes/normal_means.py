@@ -1,7 +1,7 @@
 r"""Empirical Bayes for normal means with known, unequal standard errors.
 
-Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own parameter, with the prior
-:math:`\theta_i \sim G`. G is fitted within a family by the marginal likelihood of all clients. The personalised
+Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own parameter, with the prior :math:`\theta_i \sim
+G`. G is fitted, within a family of priors, by maximising the marginal likelihood of all clients. The personalised
 estimate is the posterior mean under G.
 
 =============== ========================================================= ====================
@@ -13,17 +13,18 @@ scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0
 npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none
 =============== ========================================================= ====================
 
-For unequal s no family has a single fixed-size message that suffices for the fit. (For equal s the normal family has
-one: the sums of x and of x^2.) A step of a fit needs a sum over clients, either of the likelihood's derivatives
-with respect to two or three parameters, or of K gradients and K^2 curvatures for weights on a grid. A client's log
-likelihood is unbounded in x, so these sums have no private version.
+For unequal s, no message of fixed size is enough for the whole fit of any family. (For equal s, the sums of x and of
+x^2 are enough for the normal family.) A step of a fit needs sums over clients: the likelihood's derivatives with
+respect to two or three parameters, or K gradients and K^2 curvatures for weights on a grid. A client's log likelihood
+is unbounded in x, so private versions of these sums do not exist.
 
-Every prior is a mixture of normals, possibly with atoms. Component k, N(c_k, t_k^2) with the weight pi_k, has the
-marginal distribution N(c_k, t_k^2 + s^2) and the posterior
+Every prior is a mixture of normal distributions, possibly with atoms. Component k is N(c_k, t_k^2) with the weight
+pi_k. Under it, x has the marginal distribution N(c_k, t_k^2 + s^2), and theta the posterior
 
 .. math:: N\Big(c_k + \frac{t_k^2}{t_k^2 + s^2} (x - c_k),\; \frac{t_k^2 s^2}{t_k^2 + s^2}\Big)
 
-with a weight proportional to pi_k times its marginal density. A component with t_k = 0 is an atom.
+The component's posterior weight is proportional to pi_k times the marginal density of x. A component with t_k = 0 is an
+atom.
 
 References: Efron and Morris 1973; Johnstone and Silverman 2004; Kiefer and Wolfowitz 1956; Koenker and Mizera 2014;
 Stephens 2017, "False discovery rates: a new deal"; Willwerscheid, Carbonetto and Stephens 2025, "ebnm: an R package for
@@ -54,24 +55,24 @@ COMPONENTS = {"scale-mixture": 41, "npmle": 300}
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
-"""Least number of clients, and least share of them on one side of zero, for a warning about zero as the center."""
-_SCALES = 16  # starting values of the normal prior's spread, as its likelihood may have several maxima
+"""Smallest number of clients, and smallest fraction on one side of zero, for a warning about the center zero."""
+_SCALES = 16  # starting values of the normal prior's spread: the likelihood may have several maxima
 _SLABS = 6  # starting values of a slab's spread, each combined with every start of the spike's log odds
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
-_FINEST = 10.0  # smallest error over the least slab of a scale mixture, as in ashr
+_FINEST = 10.0  # smallest standard error divided by a scale mixture's smallest spread, as in ashr
 AT_ONCE = 4096
-"""Number of clients whose posteriors are in memory at once, each with as many components as the prior."""
+"""Number of clients whose posteriors are computed together, which limits memory."""
 _FARTHEST = 9.0
 """Standard deviations beyond which a normal has no mass in double precision."""
 
 
 class NormalMixture(NamedTuple):
-    """A mixture of K normals.
+    """A mixture of K normal distributions.
 
     Attributes:
-      weights: pi_k, [K], which sum to one.
-      means: c_k, [K].
-      sds: t_k, [K]; zero for an atom.
+      weights: weights pi_k, [K], with sum one.
+      means: means c_k, [K].
+      sds: standard deviations t_k, [K]; zero for an atom.
     """
 
     weights: Array
@@ -127,21 +128,21 @@ class NormalMixture(NamedTuple):
         return (p * jnp.where(smooth, share, off > 0 if strictly else off >= 0)).sum(axis=-1)
 
     def quantile(self, p: Scalar, x: Array, s: Array) -> Array:
-        """Posterior quantile: the least t with P(theta <= t) >= p, [...]."""
+        """Posterior quantile: the smallest t with P(theta <= t) >= p, [...]."""
         shares, centers, deviations = self.posterior(x, s)
         low, high = centers - _FARTHEST * deviations, centers + _FARTHEST * deviations
         margin = jnp.finfo(x.dtype).eps * (1 + _FARTHEST) * jnp.maximum(jnp.abs(low), jnp.abs(high))
         least = jnp.where(shares > 0, low - margin, jnp.inf).min(-1)
         most = jnp.where(shares > 0, high + margin, -jnp.inf).max(-1)
         near = bisect(lambda t: self.below(t, x, s) < p, least, most)
-        # A quantile at an atom is the atom itself: with a rounding error, an interval could miss it.
+        # A quantile at an atom is set to the atom exactly; with a rounding error, an interval could exclude the atom.
         atoms = jnp.where((self.sds == 0) & (self.weights > 0), self.means, jnp.inf)
         atom = atoms[jnp.abs(near[..., None] - atoms).argmin(axis=-1)]
         there = (self.below(atom, x, s, strictly=True) < p) & (self.below(atom, x, s) >= p)
         return jnp.where(there, atom, near)
 
     def sample(self, key: Key, x: Array, s: Array) -> Array:
-        """Draw of every theta from its posterior, [...]."""
+        """Draw every theta from its posterior, [...]."""
         kind_key, place_key = jax.random.split(key)
         p, centers, deviations = self.posterior(x, s)
         kind = jax.random.categorical(kind_key, jnp.log(p))[..., None]
@@ -149,7 +150,7 @@ class NormalMixture(NamedTuple):
         return center + deviation * jax.random.normal(place_key, x.shape, x.dtype)
 
     def mirrored(self) -> NormalMixture:
-        """The prior of -theta."""
+        """The prior distribution of -theta."""
         return self._replace(means=-self.means)
 
     @property
@@ -158,7 +159,7 @@ class NormalMixture(NamedTuple):
 
 
 class NormalMeans(NamedTuple):
-    """Empirical Bayes posteriors of m clients' means; the fitted prior is treated as known.
+    """Empirical Bayes posteriors of m clients' means, with the fitted prior treated as known.
 
     Attributes:
       x, s: estimates and their standard errors, [m] each.
@@ -167,10 +168,11 @@ class NormalMeans(NamedTuple):
       sd: posterior standard deviations, [m].
       lfsr: local false sign rates, min(P(theta <= 0), P(theta >= 0)), [m].
       shrinkage: 1 - sd^2 / s^2, [m]: one minus the derivative of the posterior mean with respect to x. Under a normal
-        prior it is s^2 / (s^2 + t^2). It is negative where the mean moves by more than x, as between two atoms.
+        prior, the shrinkage is s^2 / (s^2 + t^2). It is negative where the posterior mean moves faster than x, as
+        between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: upper bound on how far the mean log likelihood per client is below its maximum over the weights on a grid,
-        []; zero for priors without a grid.
+      slack: upper bound on the difference between the largest mean log likelihood per client, over weights on the grid,
+        and the mean log likelihood of the fit, []; zero for priors without a grid.
       labels: the clients' labels, if the data came in a data frame.
     """
 
@@ -186,25 +188,26 @@ class NormalMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return inputs.frame(self, len(self.x), level)
 
     def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile: the least t with P(theta <= t) >= p, [m]."""
+        """Posterior quantile: the smallest t with P(theta <= t) >= p, [m]."""
         inputs.inside("p", p)
         return blockwise(lambda x, s: self.prior.quantile(p, x, s), self.x, self.s)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each.
+        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
-        They cover correctly on average over clients if the prior belongs to the fitted family and there are many
-        clients. `robust_intervals` does not need the first condition, `learned_gaussian` does not need the second.
+        The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
+        clients. The intervals of `robust_intervals` do not need the first condition, and those of `learned_gaussian` do
+        not need the second.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:
-        """One draw of every client's mean from its posterior, [m]."""
+        """Draw every client's mean from its posterior, [m]."""
         return self.prior.sample(key, self.x, self.s)
 
     @property
@@ -219,19 +222,19 @@ class NormalMeans(NamedTuple):
 
     @property
     def scores(self) -> Array:
-        """Normal scores of the estimates under their fitted marginal distributions: N(0, 1) if the prior holds, [m]."""
+        """Normal scores of the estimates under their fitted marginals, [m]; N(0, 1) if the prior is correct."""
         below = blockwise(self.prior.marginal_below, self.x, self.s)
         above = blockwise(self.prior.mirrored().marginal_below, -self.x, self.s)
-        tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # both round to zero far out
+        tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # both may underflow
         return jnp.where(below < above, 1, -1) * ndtri(tail)
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors under a known prior; the clients need not have taken part in its fit."""
+    """Posteriors under a known prior, also for clients that did not take part in the prior's fit."""
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
-        # Each tail is computed by itself: 1 - P would round a small probability away.
+        # Each tail is computed separately, because 1 - P loses the digits of a small probability.
         sign = jnp.minimum(prior.below(zero, x, s), prior.mirrored().below(zero, -x, s))
         return *prior.moments(x, s), sign, prior.log_marginal(x, s)
 
@@ -240,7 +243,7 @@ def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> 
 
 
 def blockwise(function: Any, *arrays: Array) -> Any:
-    """Apply a function of [n] arrays to all m clients, `AT_ONCE` at a time."""
+    """Apply ``function`` to the arrays' entries for all m clients, `AT_ONCE` clients at a time."""
     m = len(arrays[0])
     if m <= AT_ONCE:
         return function(*arrays)
@@ -258,10 +261,10 @@ def ebnm(
     components: int | None = None,
     weights: Any = None,
 ) -> NormalMeans:
-    """Fit the prior to all estimates, and return every client's posterior under it.
+    """Fit the prior to all estimates, and return every client's posterior under the fitted prior.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems. The family, whether the center is learned, and the
-    number of components are static. Results have JAX's floating-point type. In double precision
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems. The following are static: the family, the number of
+    components, and whether the center is learned. Results have JAX's floating-point type. In double precision
     (``jax.enable_x64(True)``) the likelihood is maximised to 1e-9, in single precision to about 1e-4. With more than
     16384 clients, weights on a grid are fitted to 4096 bins of clients.
 
@@ -269,18 +272,18 @@ def ebnm(
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
       s: positive standard errors, [m], or one for all clients.
       prior: family of the prior, from the table above.
-      center: c, a number; or "learned" to fit it too (not for scale-mixture and npmle).
-      components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The NPMLE's
-        atoms should be closer to each other than the least s.
+      center: the number c, or "learned" to fit c too (not for scale-mixture and npmle).
+      components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The distance
+        between the NPMLE's atoms should be smaller than the smallest s.
       weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. With
         populations as weights, the prior describes the client of a random person. A client with weight zero does not
         affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used in ``risk``.
 
     Raises:
       JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if there are fewer than two
-        clients (one if the center is given); if the prior is unknown, or does not accept the center or the components;
-        and if weights are not such numbers, or are positive for too few clients. Under a transformation of JAX, values
-        are not checked.
+        clients (one if the center is given); if the prior is unknown, or does not accept ``center`` or ``components``;
+        or if weights are not nonnegative numbers, or too few clients have a positive weight. Inside a JAX
+        transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -315,8 +318,8 @@ def ebnm(
 def _solve(
     x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
 ) -> NormalMeans:
-    """Fit the prior in units in which s is about one, and return the posteriors; w [m] sums to one."""
-    # Scaling by a power of two is exact.
+    """Fit the prior in units in which s is of the order of one, and return the posteriors; the sum of w [m] is one."""
+    # Scaling by a power of two causes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
     # The origin affects only rounding errors, so with many clients the median of a subset suffices.
     origin = jnp.median(x[:: 1 + len(x) // grid.MANY]) if learned or prior == "npmle" else center
@@ -337,7 +340,7 @@ def _solve(
 
 
 def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalMixture, Array]:
-    """Fitted N(c, t^2), with its center profiled out unless given, and its mean log likelihood."""
+    """Fitted N(c, t^2) and its mean log likelihood; the center is fitted too, unless given."""
 
     def prior(sd: Array) -> NormalMixture:
         precision = w / (s**2 + sd**2)
@@ -354,7 +357,7 @@ def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalM
 
 
 def _point_normal(x: Array, s: Array, w: Array, center: Array | None) -> NormalMixture:
-    """Fitted mixture of an atom at c (spike) and a normal about c (slab)."""
+    """Fitted mixture of an atom at c (spike) and a normal distribution about c (slab)."""
     precision = w / s**2
     middle = (precision / precision.sum()) @ x if center is None else center
     one, one_value = _normal(x, s, w, center)
@@ -382,7 +385,7 @@ def _point_normal(x: Array, s: Array, w: Array, center: Array | None) -> NormalM
 
 
 def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Fitted mixture of normals about zero; spreads on a geometric grid reach from zero beyond all data (ash)."""
+    """Fitted mixture of normals about zero (ash); the grid of spreads is geometric, from zero to beyond the data."""
     low = s.min() / _FINEST
     widest = 2 * jnp.sqrt(jnp.maximum((x**2 - s**2).max(), (8 * low) ** 2))
     share = jnp.arange(components - 1, dtype=x.dtype) / (components - 2)
@@ -391,13 +394,13 @@ def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[Norma
 
 
 def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Fitted nonparametric distribution: atoms on an even grid over the range of x, which always suffices."""
+    """Fitted nonparametric distribution: atoms on an evenly spaced grid over the range of x, which is always enough."""
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
     return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
 
 
 def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[NormalMixture, Array]:
-    """Maximum-likelihood weights of components with given means and sds, [K] each, and their slack."""
+    """Mixture of these components, ``means`` and ``sds`` [K], with maximum-likelihood weights, and their slack."""
     even = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
     if len(x) > grid.MANY:
         x, s, w = grid.binned(x, s, w)
@@ -406,13 +409,13 @@ def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[N
 
 
 def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
-    """Logarithms of scales from well below the errors to the range of the data, [number]."""
+    """Logarithms of scales, [number], from well below the standard errors to the range of the data."""
     low, high = s.min() / 4, jnp.abs(x - (0 if center is None else center)).max() + s.max()
     return jnp.log(low) + (jnp.log(high) - jnp.log(low)) * jnp.linspace(0, 1, number, dtype=x.dtype)
 
 
 def _simplest(found: list[tuple[NormalMixture, Array]]) -> NormalMixture:
-    """First fit, in order from simple to complex, whose likelihood is the largest up to rounding errors."""
+    """First of the fits (ordered from simple to complex) whose likelihood is the largest up to rounding errors."""
     values = jnp.stack([value for _, value in found])
     best = values.max()
     enough = values >= best - 16 * jnp.finfo(values.dtype).eps * (1 + jnp.abs(best))
@@ -434,7 +437,7 @@ def _check_center(prior: Family, center: Any) -> None:
 
 
 def _warn_of_center(prior: Family, x: Array) -> None:
-    """Warn if nearly all estimates lie on one side of zero, the default center of symmetric priors."""
+    """Warn if nearly all estimates are on one side of zero, the default center of symmetric priors."""
     if isinstance(x, Tracer) or len(x) < _LEAST_SIDED:
         return
     above, below = int((x > 0).sum()), int((x < 0).sum())
@@ -459,11 +462,11 @@ def _components(prior: Family, components: int | None) -> int:
 
 
 def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
-    """Estimates and errors of one length in JAX's floating-point type; checked if their values are known.
+    """Check estimates and standard errors, and return them with equal length in JAX's floating-point type.
 
     Args:
-      x, s: estimates and errors, as in `ebnm`.
-      one: whether a single client is enough.
+      x, s: estimates and standard errors, as in `ebnm`. Traced values are not checked.
+      one: whether a single client is allowed.
 
     Raises:
       JaxpflError: as in `ebnm`.
@@ -479,7 +482,7 @@ def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
 
 
 def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
-    """Estimates and errors as NumPy arrays in double precision if their values are known; arguments as in `checked`."""
+    """The same as `checked`, but known values are returned as NumPy arrays in double precision."""
     own, errors = (inputs.numbers(name, each) for name, each in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must be one number for each client, got shapes {own.shape} and {errors.shape}")
@@ -505,10 +508,11 @@ class Homogeneity(NamedTuple):
 
     Attributes:
       mean, stderr: pooled mean of all clients, and its standard error if all theta_i are equal.
-      statistic: Q.
-      degrees: m - 1.
+      statistic: test statistic Q.
+      degrees: degrees of freedom, m - 1.
       p_value: probability of a Q at least as large if all theta_i are equal.
-      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the estimates' spread that errors do not explain.
+      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the estimates' variance that standard errors do not
+        explain.
     """
 
     mean: Array
@@ -521,7 +525,7 @@ class Homogeneity(NamedTuple):
 
 @full_precision.products
 def homogeneity(x: Any, s: Any) -> Homogeneity:
-    r"""Test that all theta_i are equal (Cochran); arguments and errors as in `ebnm`.
+    r"""Cochran's test of whether all theta_i are equal; arguments and exceptions are as in `ebnm`.
 
     With :math:`w_i = 1 / s_i^2` the pooled mean is :math:`M = \sum_i w_i x_i / \sum_i w_i`, and its standard error is
     :math:`(\sum_i w_i)^{-1/2}`. :math:`Q = \sum_i w_i (x_i - M)^2` is chi-square with m - 1 degrees of freedom if all
@@ -531,7 +535,7 @@ def homogeneity(x: Any, s: Any) -> Homogeneity:
     "Quantifying heterogeneity in a meta-analysis", for I^2.
     """
     own, errors = checked(x, s, one=False)
-    unit = errors.min()  # squares of tiny errors would leave the range of floats
+    unit = errors.min()  # so that squares of tiny errors do not underflow
     w = (unit / errors) ** 2
     mean = (w / w.sum()) @ own
     Q = (((own - mean) / errors) ** 2).sum()
@@ -549,19 +553,19 @@ class Shrunken(NamedTuple):
 
 
 def james_stein(x: Any, s: Any) -> Shrunken:
-    r"""James and Stein's estimator for clients with equal standard errors; it shrinks towards the mean of all clients.
+    r"""James and Stein's estimator for clients with equal standard errors; estimates shrink towards their mean.
 
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    For m > 3 clients and any theta_i, its total squared error is on average below the total squared error of x.
+    For m > 3 clients and any theta_i, the estimator's expected total squared error is smaller than that of x.
 
     Args:
       x: the clients' estimates, [m].
       s: standard error of every estimate, one number.
 
     Raises:
-      JaxpflError: as in `ebnm`; also for fewer than four clients, and for more than one standard error.
+      JaxpflError: as in `ebnm`; also if there are fewer than four clients, or more than one standard error.
 
     Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", (1.3), section 2.
     """

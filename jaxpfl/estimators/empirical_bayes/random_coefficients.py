@@ -2,9 +2,9 @@ r"""Linear regression in which the clients' coefficients have a joint Gaussian d
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
 
-A client sends a `Message` with :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i. It may have
-fewer examples than coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and :math:`g_i =
-b_i - A_i \mu`, the posterior of the client's coefficients has mean and covariance
+A client sends a `Message` with :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and its number n_i
+of examples, which may be smaller than the number of coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i
+L / \sigma^2` and :math:`g_i = b_i - A_i \mu`, the posterior of the client's coefficients has mean and covariance
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
@@ -14,8 +14,8 @@ squares, given the current Sigma and sigma^2, and then
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
-with a floor for the eigenvalues of Sigma and for sigma^2. Neither part of a step lowers the likelihood. EM converges
-slowly if the maximum-likelihood Sigma is singular.
+with a lower bound on the eigenvalues of Sigma and on sigma^2. Neither part of a step decreases the likelihood. EM
+converges slowly if the maximum-likelihood Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
 joint Gaussian of known covariance in multi-task learning.
@@ -36,10 +36,10 @@ class Message(NamedTuple):
     """Sums over a client's examples, which suffice for the fit.
 
     Attributes:
-      gram: X'X, [d, d].
-      cross: X'y, [d].
-      square: y'y, [].
-      size: n, [].
+      gram: matrix X'X, [d, d].
+      cross: vector X'y, [d].
+      square: sum of squares y'y, [].
+      size: number n of examples, [].
     """
 
     gram: Array
@@ -52,9 +52,9 @@ class Coefficients(NamedTuple):
     """Distribution of the coefficients over clients.
 
     Attributes:
-      mean: mu, [d].
-      covariance: Sigma, [d, d].
-      noise: sigma^2, [].
+      mean: mean mu, [d].
+      covariance: covariance Sigma, [d, d].
+      noise: noise variance sigma^2, [].
     """
 
     mean: Array
@@ -79,7 +79,7 @@ class Posterior(NamedTuple):
 
 @full_precision.products
 def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
-    """Sums over a client's examples.
+    """Compute the sums over a client's examples.
 
     Args:
       x, y: examples, [n, d] and [n]; rows of padding are zero.
@@ -90,7 +90,7 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Least-squares coefficients of all clients' examples, of least norm, [d]; messages have leaves [m, ...]."""
+    """Minimum-norm least-squares coefficients of all clients' examples, [d]; messages have leaves [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
@@ -120,12 +120,12 @@ def posterior(population: Coefficients, sent: Message) -> Posterior:
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
     """Fit the distribution of the coefficients by EM.
 
-    Once all variances are above the floor, no step lowers the summed ``log_evidence``.
+    If all variances are above the floor, no step decreases the summed ``log_evidence``.
 
     Args:
       population: initial distribution, with variances above the floor.
       messages: messages of all clients, leaves [m, ...].
-      floor: least eigenvalue of Sigma and least sigma^2, positive.
+      floor: positive lower bound on the eigenvalues of Sigma and on sigma^2.
       steps: number of steps; static.
     """
 
@@ -165,19 +165,19 @@ def _generalised(population: Coefficients, root: Array, messages: Message) -> Ar
 
 
 def _residual(messages: Message, theta: Array) -> Array:
-    """Sum of each client's squared residuals, [m], at its own coefficients [m, d], or at common ones [1, d]."""
+    """Sum of each client's squared residuals, [m], for coefficients [m, d], or for common coefficients [1, d]."""
     theta = jnp.broadcast_to(theta, messages.cross.shape)
     fitted = jnp.einsum("ij,ijk,ik->i", theta, messages.gram, theta)
     return jnp.maximum(messages.square - 2 * (theta * messages.cross).sum(axis=-1) + fitted, 0)
 
 
 def _root(covariance: Array) -> Array:
-    """Root L with Sigma = L L', also of a singular Sigma."""
+    """Root L with Sigma = L L', which exists also for a singular Sigma."""
     values, vectors = jnp.linalg.eigh(covariance)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))
 
 
 def _above(covariance: Array, floor: Scalar) -> Array:
-    """Maximum-likelihood covariance for this second moment, subject to eigenvalues of at least the floor."""
+    """Maximum-likelihood covariance for a second moment, subject to eigenvalues of at least ``floor``."""
     values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
     return (vectors * jnp.maximum(values, floor)) @ vectors.T

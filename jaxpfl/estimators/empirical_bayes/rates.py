@@ -2,41 +2,43 @@ r"""Empirical Bayes for probabilities and rates: priors fitted by marginal likel
 
 `ebbinomial`: client i has Z_i successes in n_i trials, and its probability p_i has a Beta prior with mean mu and n_0
 pseudo-trials. `ebpoisson`: client i has Z_i events in an exposure of e_i, and its rate has a Gamma prior with mean mu
-and pseudo-exposure e_0. The posterior mean (for rates with e instead of n) is
+and pseudo-exposure e_0. The posterior mean is
 
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
-If the likelihood is largest without spread, n_0 is infinite and all clients have the pooled rate. The prior
-"npmle" allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine
-scale) or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure:
-they work under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, no fixed-size sums
-suffice for the whole fit of either family. A step of the fit needs sums over clients of the likelihood's derivatives
-with respect to two parameters.
+For rates, e_0 and e_i replace n_0 and n_i. If the likelihood is largest for a prior without spread, n_0 is infinite,
+and all clients have the pooled rate. The prior "npmle" allows any distribution: atoms on a grid with maximum-likelihood
+weights (`grid`). The grid is between the smallest and the largest share (evenly spaced on the arcsine scale) or rate
+(with evenly spaced square roots). The functions are pure, and work under ``jax.jit``, and under ``jax.vmap`` over
+problems. A step of a fit needs sums over clients of the likelihood's derivatives with respect to two parameters. For
+clients of unequal sizes, messages of fixed size are not enough for the whole fit of either family.
 
-**With covariates**, there are two models. Client i has :math:`Z_i` successes in :math:`n_i` trials, and
-:math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where
-:math:`\operatorname{logit} \mu_i = x_i^\top \beta`. Or client i has :math:`Z_i` events in an exposure of :math:`e_i`,
-and a Gamma rate with mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`. This is the negative
-binomial regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean lies between the client's
-own share or rate and the value predicted by the regression,
+**With covariates**, there are two models. In the first, client i has :math:`Z_i` successes in :math:`n_i` trials, and
+:math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where :math:`\operatorname{logit} \mu_i =
+x_i^\top \beta`. In the second, client i has :math:`Z_i` events in an exposure of :math:`e_i`, and a Gamma rate with
+mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`. The second model is the negative binomial
+regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean is between the client's own share or
+rate and the value predicted by the regression,
 
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If it is
-largest without spread, every client's estimate is the regression's value. A step of the fit needs sums over clients
-of the likelihood's derivatives with respect to all parameters. No fixed-size sums suffice for the whole fit.
+The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If the
+likelihood is largest without spread, every client's estimate is the regression's value. A step of the fit needs sums
+over clients of the likelihood's derivatives with respect to all parameters. Messages of fixed size are not enough for
+the whole fit.
 
 **Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, while their sum is of
 the order one, so the largest terms are summed analytically. Let a = mu s, b = (1 - mu) s, and let p' = (a + z) / (s +
-n) be the posterior mean. Relative to the binomial likelihood at z / n, Stirling's leading terms of a Beta-binomial are
+n) be the posterior mean. Relative to the binomial likelihood at z / n, the leading terms of Stirling's formula for a
+Beta-binomial are
 
 .. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
 
 For a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the divergence of
-Poisson distributions, they are :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \| \lambda')`. Where a
-divergence has a large factor, its two arguments are close to each other, and their difference is computed without
-subtraction. The remaining terms of Stirling's series are small.
+Poisson distributions, the leading terms are :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \|
+\lambda')`. Where a divergence has a large factor, its two arguments are close to each other, and their difference is
+computed without subtraction. The remaining terms of Stirling's series are small.
 
 References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
 and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
@@ -68,7 +70,7 @@ from jaxpfl.estimators.empirical_bayes.normal_means import blockwise
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 RatePrior: TypeAlias = Literal["conjugate", "npmle"]
-_PLACES = 300  # atoms of the NPMLE
+_PLACES = 300  # number of atoms of the NPMLE
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)  # starting values for the logarithm of the prior's size
 _MOST_SAMPLES = 1e12  # largest accepted count or exposure
 
@@ -79,12 +81,12 @@ class Rates(NamedTuple):
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
       bounded: whether the parameters are probabilities (otherwise rates).
-      prior_mean: mu, [].
-      prior_size: n_0 or e_0, []; infinite without spread.
+      prior_mean: prior mean mu, [].
+      prior_size: pseudo-trials n_0 or pseudo-exposure e_0, []; infinite for a prior without spread.
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
-      shrinkage: n_0 / (n_0 + n_i), [m].
-      log_marginal: log likelihood of all counts, []; if weights were given, they are scaled to a mean of one.
+      shrinkage: fraction n_0 / (n_0 + n_i) by which the posterior mean moves towards the prior mean, [m].
+      log_marginal: log likelihood of all counts, []. If clients have weights, the weights are scaled to a mean of one.
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -100,7 +102,7 @@ class Rates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level)
 
     @property
@@ -123,7 +125,7 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each.
+        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
         The prior is treated as known, unlike in `learned_rates`.
         """
@@ -131,7 +133,7 @@ class Rates(NamedTuple):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:
-        """Draw of every client's probability or rate from its posterior, [m]."""
+        """Draw every client's probability or rate from its posterior, [m]."""
         first, rest, scale = self._parameters()
         share_key, rate_key = jax.random.split(key)
         share = jax.random.beta(share_key, first, jnp.where(self.bounded, rest, 1))
@@ -139,7 +141,7 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: the two of a Beta, and the size of a Gamma with the first as its shape."""
+        """Posterior parameters, [m] each: alpha (also the Gamma's shape), beta, and the Gamma's size."""
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
@@ -155,7 +157,8 @@ class AtomRates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, [].
-      slack: upper bound on how far the mean log likelihood per client is below its maximum over the grid's weights, [].
+      slack: upper bound on the difference between the largest mean log likelihood per client, over weights on the grid,
+        and the mean log likelihood of the fit, [].
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -171,7 +174,7 @@ class AtomRates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level, leave=("shares",))
 
     @property
@@ -187,36 +190,36 @@ class AtomRates(NamedTuple):
         return jnp.sqrt(self.weights @ (self.atoms - self.prior_mean) ** 2)
 
     def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, which is an atom, [m]."""
+        """Posterior quantile, which is one of the atoms, [m]."""
         inputs.inside("p", p)
         return self.atoms[(jnp.cumsum(self.shares, axis=1) < p).sum(axis=1).clip(max=len(self.atoms) - 1)]
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each."""
+        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each."""
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:
-        """Draw of every client's probability or rate from its posterior, [m]."""
+        """Draw every client's probability or rate from its posterior, [m]."""
         return self.atoms[jax.random.categorical(key, jnp.log(self.shares))]
 
 
 def ebbinomial(
     successes: Any, trials: Any, prior: RatePrior = "conjugate", *, weights: Any = None
 ) -> Rates | AtomRates:
-    """Fit a prior to successes among trials, and return every client's posterior.
+    """Fit a prior to numbers of successes in trials, and return the posterior of every client's probability.
 
     Args:
-      successes: Z_i, whole numbers, [m].
-      trials: n_i, whole numbers of at least one, [m], or one for all.
-      prior: "conjugate", a Beta distribution; or "npmle", any distribution.
+      successes: numbers Z_i of successes, integers, [m].
+      trials: numbers n_i of trials, integers of at least one, [m], or one number for all.
+      prior: "conjugate" for a Beta distribution, or "npmle" for any distribution.
       weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
-      JaxpflError: if numbers are not such counts; if there are fewer than two clients; if all successes are zero or all
-        trials are successes, because then no prior maximises the likelihood; if every client has a single trial, which
-        carries no information about the spread; if the prior is unknown; or if weights are not such numbers or leave
-        too few clients. Under a transformation of JAX, values are not checked.
+      JaxpflError: if ``successes`` or ``trials`` are not such counts; if there are fewer than two clients; if there are
+        no successes or no failures, because then no prior maximises the likelihood; if every client has a single trial,
+        because then the spread cannot be estimated; if the prior is unknown; or if weights are not nonnegative numbers,
+        or too few clients have a positive weight. Inside a JAX transformation, values are not checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
@@ -225,9 +228,9 @@ def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weig
     """Fit a prior to numbers of events, and return the posterior of every client's rate.
 
     Args:
-      count: Z_i, whole numbers, [m].
-      exposure: e_i, above zero, [m], or one for all.
-      prior: "conjugate", a Gamma distribution; or "npmle", any distribution.
+      count: numbers Z_i of events, integers, [m].
+      exposure: positive exposures e_i, [m], or one number for all.
+      prior: "conjugate" for a Gamma distribution, or "npmle" for any distribution.
       weights: weights of the clients, as in `ebbinomial`.
 
     Raises:
@@ -252,7 +255,7 @@ def _fit(
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
-    """Fit a Beta or Gamma prior; the clients' weights w [m] sum to one."""
+    """Fit a Beta or Gamma prior; the sum of the clients' weights w [m] is one."""
     pooled = (w @ z) / (w @ n)
     # A Gamma prior's size is in units of the exposure with one expected event.
     unit = 1.0 if bounded else 1 / pooled
@@ -275,7 +278,7 @@ def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
-    """Fit the weights of atoms on a grid by maximum likelihood; the clients' weights w [m] sum to one."""
+    """Fit the weights of atoms on a grid by maximum likelihood; the sum of the clients' weights w [m] is one."""
     scaled = jnp.arcsin(jnp.sqrt(z / n)) if bounded else jnp.sqrt(z / n)
     low, high = scaled.min(), scaled.max()
     places = low + (high - low) * jnp.arange(_PLACES, dtype=z.dtype) / (_PLACES - 1)
@@ -299,7 +302,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors under a Beta or Gamma prior with this mean and size, [m] each; also for clients outside the fit."""
+    """Posteriors under a Beta or Gamma prior with mean ``mu`` and size ``size``, also for clients outside the fit."""
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))
@@ -313,7 +316,7 @@ def checked_counts(
 ) -> tuple[Any, Any]:
     """Check counts and sizes, and return them in double precision; traced values are not checked.
 
-    If ``bounded``, sizes must be whole numbers, and counts cannot exceed them.
+    If ``bounded``, sizes must be integers, and counts must not exceed sizes.
 
     Raises:
       JaxpflError: as in `ebbinomial` and `ebpoisson`.
@@ -357,9 +360,9 @@ def checked_counts(
 _SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 """Starting values for the logarithm of n_0 or a."""
 _FAR = 15.0
-"""Distance from the pooled rate, on the scale of the link, beyond which the coefficients are considered divergent."""
+"""If a client's value on the link's scale is farther than this from the pooled rate, the fit has diverged."""
 _LEAST_FREE = 2
-"""Least number by which clients must exceed coefficients."""
+"""Smallest allowed difference between the numbers of clients and of coefficients."""
 
 
 class RegressedRates(NamedTuple):
@@ -368,14 +371,15 @@ class RegressedRates(NamedTuple):
     The intercept is the first column. The fitted regression and spread are treated as known.
 
     Attributes:
-      rates: the posteriors; every client has its own ``prior_mean`` and ``prior_size``, [m].
+      rates: the posteriors, in which ``prior_mean`` and ``prior_size`` differ between clients, [m] each.
       beta: coefficients, [p].
       beta_covariance: block of the coefficients in the inverse of the observed information, [p, p].
-      spread: n_0 for probabilities, the shape a for rates, []; infinite without spread.
+      spread: n_0 for probabilities, or the shape a for rates, []; infinite for priors without spread.
       log_marginal: log likelihood of all counts, [].
-      ratio: twice the log likelihood ratio to the regression without spread, [].
-      p_value: probability, without spread, of a ratio at least as large, []. For many clients it is half the tail
-        probability of a chi-square with one degree of freedom. It is 1 if the likelihood is largest without spread.
+      ratio: twice the difference between the log likelihoods of the fit and of the regression without spread, [].
+      p_value: probability of a ratio at least as large if there is no spread, []: half the tail probability of a
+        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if the likelihood is largest
+        without spread.
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -394,16 +398,16 @@ class RegressedRates(NamedTuple):
         return self.rates.mean
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each."""
+        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each."""
         return self.rates.interval(level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return self.rates._replace(labels=self.labels).to_frame(level)
 
 
 def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
-    """Fit Beta priors whose means are a logistic regression, and return every client's posterior.
+    """Fit Beta priors whose means follow a logistic regression, and return the posterior of every client's probability.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` is static.
 
@@ -413,16 +417,16 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
       intercept: whether a column of ones precedes the covariates.
 
     Raises:
-      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers, belong to other clients, or
-        are linearly dependent; if there are not at least two more clients than coefficients; and if covariates separate
-        all successes from all failures, so that no coefficients maximise the likelihood. Under a transformation of JAX,
-        values are not checked.
+      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers, belong to different clients
+        than the counts, or are linearly dependent; if there are not at least two more clients than coefficients; or if
+        covariates separate all successes from all failures, so that no coefficients maximise the likelihood. Inside a
+        JAX transformation, values are not checked.
     """
     return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
 
 
 def ebpoisson_regression(count: Any, exposure: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
-    """Fit Gamma priors whose means are a log-linear regression, and return the posterior of every client's rate.
+    """Fit Gamma priors whose means follow a log-linear regression, and return the posterior of every client's rate.
 
     Args:
       count, exposure: counts and exposures as in `ebpoisson`, [m].
@@ -453,17 +457,16 @@ def _fit_about(
 
 @partial(full_precision.jit, static_argnames=("intercept", "bounded"))
 def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
-    """Fit to counts and sizes [m] and covariates [m, k], all checked already.
+    """Fit the model to counts and sizes [m] and covariates [m, k], which have been checked.
 
-    Also returns the largest distance, on the scale of the link, between a client's value on the regression and the
-    pooled rate, [].
+    Also return the largest distance, on the link's scale, between a client's regression value and the pooled rate, [].
     """
     m, kind = len(z), z.dtype
     if intercept:
         x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)
     p = x.shape[1]
     Q, R, _ = triangle(x)
-    Q = Q * m**0.5  # entries of the order one, to match the step size of `climb`
+    Q = Q * m**0.5  # entries of the order of one, which suits the step size of `climb`
     share = z.sum() / n.sum()
     pooled = jnp.log(share) - (jnp.log1p(-share) if bounded else 0)
 
@@ -503,12 +506,12 @@ def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool
     return found, jnp.abs(Q @ b - pooled).max()
 
 
-_SHIFT = 8  # shift by the recurrence before Stirling's series is accurate
+_SHIFT = 8  # shift of the argument, by the recurrence, that makes Stirling's series accurate
 _LARGE = 16.0
 
 
 def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
-    """Log probability of z successes in n trials under Beta(mu size, (1 - mu) size), minus the one at p = z / n.
+    """Log ratio of the probabilities of z in n trials under Beta(mu size, (1 - mu) size) and under p = z / n.
 
     Arguments are broadcast.
     """
@@ -526,7 +529,7 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
 
 
 def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
-    """Log probability of a count z in an exposure e under Gamma(mu size, size), minus the one at the rate z / e.
+    """Log ratio of the probabilities of a count z in an exposure e under Gamma(mu size, size) and at the rate z / e.
 
     Arguments are broadcast.
     """
@@ -543,25 +546,25 @@ def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
 
 
 def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
-    """Log probability of z at the maximum-likelihood parameter: binomial with p = z / n, or Poisson with mean z."""
+    """Log probability of z at its maximum-likelihood parameter: binomial with p = z / n, or Poisson with mean z."""
     return _over(n) - _over(z) - _over(n - z) if bounded else -_over(z)
 
 
 def _binomial(z: Array, n: Array, p: Array) -> Array:
-    """Log probability of z successes in n trials at p, minus the one at z / n; arguments broadcast."""
+    """Log ratio of the probabilities of z in n trials at p and at z / n; arguments are broadcast."""
     z, n, p = jnp.broadcast_arrays(z, n, p)
     off = z / n - p
     return -n * (_gap(z / n, p, off) + _gap((n - z) / n, 1 - p, -off))
 
 
 def _poisson(z: Array, e: Array, rate: Array) -> Array:
-    """Log probability of a count z in an exposure e at a rate, minus the one at z / e; arguments broadcast."""
+    """Log ratio of the probabilities of a count z in an exposure e at ``rate`` and at z / e; arguments broadcast."""
     z, e, rate = jnp.broadcast_arrays(z, e, rate)
     return -e * _gap(z / e, rate, z / e - rate)
 
 
 def _gap(p: Array, q: Array, off: Array) -> Array:
-    """p log(p / q) - p + q, with ``off`` = p - q given to full precision; q if p is zero."""
+    """p log(p / q) - p + q, where ``off`` is p - q in full precision; q if p is zero."""
     some = p > 0
     below = jnp.where(q > 0, q, 1)
     u = jnp.where(some, off / below, 0)
@@ -571,7 +574,7 @@ def _gap(p: Array, q: Array, off: Array) -> Array:
 
 
 def _ends(a: Array, n: Array, shift: int = _SHIFT) -> Array:
-    """log Gamma(a + n) / Gamma(a) without Stirling's leading terms, up to a term in n alone."""
+    """log Gamma(a + n) / Gamma(a) without Stirling's leading terms, up to a term that depends only on n."""
     y = a + shift
     return _stirling(y + n) - _stirling(y) - jnp.log1p(n / y) / 2 - sum(jnp.log1p(n / (a + k)) for k in range(shift))
 
@@ -585,6 +588,6 @@ def _over(n: Array) -> Array:
 
 
 def _stirling(y: Array) -> Array:
-    """Stirling's series of log Gamma(y) after its leading terms, for y of at least `_SHIFT`."""
+    """Stirling's series of log Gamma(y) without its leading terms, for y of at least `_SHIFT`."""
     r = 1 / y  # powers of y would overflow in single precision, and their derivatives would be NaN
     return r / 12 - r**3 / 360 + r**5 / 1260 - r**7 / 1680

@@ -1,19 +1,20 @@
 r"""Empirical Bayes confidence intervals that are valid for any distribution of the clients' means.
 
-The linear estimate is :math:`c + w_i (x_i - c)` with :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`. Its interval
-:math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` covers theta_i with at least the nominal probability, on
-average over the clients, for any distribution with the variance mu_2 and the kurtosis kappa. The function
-:math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)` is the probability of a miss at the squared bias t.
-cva(t, kappa) is the chi at which the largest expectation of r is 1 - level, among all distributions of a squared bias
-with mean t and mean square kappa t^2.
+Client i's linear estimate is :math:`c + w_i (x_i - c)` with :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`. The interval
+:math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` about the estimate covers theta_i with at least the nominal
+probability, on average over the clients, for any distribution of the theta_i with the variance mu_2 and the kurtosis
+kappa. The function :math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)` is the probability that an
+interval of half width chi misses theta_i if the squared bias is t, where chi and the bias are in units of the
+estimate's standard deviation. The critical value cva(t, kappa) is the chi for which the largest expectation of r, over
+all distributions of the squared bias with mean t and mean square kappa t^2, is 1 - level.
 
 By duality this expectation is the minimum, over t_0, of
 
 .. math:: r(t_0) + (t - t_0) r'(t_0) + \lambda \big((t - t_0)^2 + (\kappa - 1) t^2\big),
 
-with the least lambda >= 0 for which the quadratic is above r everywhere. Both t_0 and lambda are searched on a grid;
-probabilities are accurate to 4e-5. All computations run on the host, in SciPy, because differences of probabilities
-cancel in single precision.
+with the smallest lambda >= 0 for which the quadratic is above r everywhere. Both t_0 and lambda are searched on a grid;
+probabilities are accurate to 4e-5. All computations run on the host, with SciPy, because differences of probabilities
+lose their digits in single precision.
 
 Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """
@@ -30,21 +31,21 @@ from jaxpfl.estimators.empirical_bayes import inputs
 from jaxpfl.estimators.empirical_bayes.normal_means import checked_arrays
 from jaxpfl.support.errors import JaxpflError
 
-_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # grid points of the bias, tangents, least size of a table of critical values
+_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # numbers of biases, tangents, table entries (at least)
 _STEP = 0.055  # largest step of log(1 + t) in the table
-_REACH = 9.0  # standard deviations about chi within which the probability of a miss rises
+_REACH = 9.0  # the probability of a miss rises within this distance from chi
 
 
 class RobustIntervals(NamedTuple):
     """Linear estimates and their intervals.
 
     Attributes:
-      mean: c + w (x - c), [m].
-      low, high: ends of the intervals, [m].
-      weight: w, [m].
-      center: c, [].
-      variance: mu_2, the variance of the clients' means, above zero, [].
-      kurtosis: kappa, at least 1, [].
+      mean: linear estimates c + w (x - c), [m].
+      low, high: endpoints of the intervals, [m].
+      weight: weights w of the clients' own estimates, [m].
+      center: center c, [].
+      variance: variance mu_2 of the clients' means, positive, [].
+      kurtosis: kurtosis kappa of the clients' means, at least 1, [].
     """
 
     mean: Any
@@ -57,12 +58,12 @@ class RobustIntervals(NamedTuple):
 
 
 def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | None = None) -> RobustIntervals:
-    r"""Intervals about the linear estimates, with mu_2 and kappa learned from all clients.
+    r"""Robust intervals about the linear estimates, with mu_2 and kappa learned from all clients.
 
     c is the mean of x with weights :math:`\omega_i = s_i^{-2}`. Let e = x - c. With the same weights, mu_2 is the mean
-    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Each is
-    raised to at least its posterior mean under a flat prior given an estimate of zero (the paper's posterior mean
-    trimming).
+    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Estimates of mu_2
+    and kappa below a lower bound are replaced by the bound (the paper's posterior mean trimming): the posterior mean,
+    under a flat prior, given an estimate of zero.
 
     Results are NumPy arrays and numbers.
 
@@ -70,12 +71,12 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
       x: the clients' estimates, [m].
       s: positive standard errors, [m], or one for all clients.
       level: coverage probability, in (0, 1).
-      kurtosis: kappa; by default learned. Infinity means that only the variance is used. This widens the intervals, and
-        is appropriate if there are too few clients to learn a fourth moment (below some thousands, if errors are larger
-        than effects).
+      kurtosis: kurtosis kappa; by default learned. If infinite, only the variance is used, which makes the intervals
+        wider. This is appropriate if there are too few clients to learn a fourth moment (fewer than some thousands, if
+        standard errors are larger than the spread of the means).
 
     Raises:
-      JaxpflError: as in `ebnm`; also for a level outside (0, 1), and under a transformation of JAX.
+      JaxpflError: as in `ebnm`; also if the level is outside (0, 1), or inside a JAX transformation.
     """
     inputs.level_within(level, np.float64)
     own, errors = checked_arrays(x, s, one=False)
@@ -101,16 +102,16 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
 
 
 def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np.ndarray:
-    """Half width, in standard deviations, of an interval that covers for any bias of mean square t and this kurtosis.
+    """Half width, in standard deviations, of intervals valid for all biases with mean square t and this kurtosis.
 
     Args:
       t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. For more than 64
         distinct values the result is interpolated, which increases it by less than 0.1 %.
-      kurtosis: kurtosis of the bias, at least 1; infinite if not known.
+      kurtosis: kurtosis of the bias, at least 1; infinite if unknown.
       level: coverage probability, in (0, 1).
 
     Raises:
-      JaxpflError: for numbers outside these ranges.
+      JaxpflError: if a number is outside its range.
     """
     inputs.level_within(level, np.float64)
     flat = np.ravel(np.asarray(t, np.float64))
@@ -128,14 +129,14 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np
 
 
 def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
-    """Largest probability of a miss for a bias of mean square t and this kurtosis."""
+    """Largest probability that an interval of half width chi misses, over biases of this mean square and kurtosis."""
     from scipy import special
 
-    # r rises only within a few units of chi, even if chi is large.
+    # The grid is dense near chi, because r rises only within a few units of chi, even if chi is large.
     rise = chi + np.linspace(-np.minimum(_REACH, chi), _REACH, _PLACES // 2)
     b = np.sort(np.concatenate([np.linspace(0, chi, _PLACES // 2), rise]))
     x, r = b**2, special.ndtr(-chi - b) + special.ndtr(b - chi)
-    # Tangents at the mean itself, and on both sides of it.
+    # Tangent points t_0 at the mean, and on both sides of the mean.
     near_mean = np.reshape(np.maximum(np.sqrt(t), 1e-6), 1)
     b0 = np.concatenate([np.linspace(0, chi, _TANGENTS // 2), rise[:: _PLACES // _TANGENTS], near_mean])
     x0, r0 = b0**2, special.ndtr(-chi - b0) + special.ndtr(b0 - chi)
@@ -156,7 +157,7 @@ def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
 
 
 def _envelope(t: Any, x: Any, r: Any) -> Any:
-    """Least concave function above r: the steepest chord from zero up to where it touches r, and r beyond."""
+    """Smallest concave function above r: the steepest chord from zero until it touches r, and r beyond that point."""
     chords = np.where(x > 0, (r - r[0]) / np.where(x > 0, x, 1), -np.inf)
     touch = np.argmax(chords)
     return np.where(t <= x[touch], r[0] + t * chords[touch], np.interp(t, x, r))

@@ -1,24 +1,24 @@
 r"""Clients' means from individual samples with covariates: the nested-error regression of Battese, Harter and Fuller.
 
 Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
-:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`. Here
-:math:`\bar X_i` is the mean of the covariates over the population that the client represents; if it is not known, the
-mean over the client's samples is used. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)`, the
-empirical best linear unbiased predictor and the terms of its mean squared error, to the order 1/m, are
+:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`. Here :math:`\bar
+X_i` is the mean of the covariates over the population that the client represents; if this mean is not known, the mean
+over the client's samples is used. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)`, the empirical
+best linear unbiased predictor and the terms of its mean squared error, to the order 1/m, are
 
 .. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
    g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
    g_{2i} = d_i^\top \Phi\, d_i, \; d_i = \bar X_i - \gamma_i \bar x_i, \quad
    g_{3i} = \frac{h}{n_i^2 (\sigma_v^2 + \sigma_e^2 / n_i)^3}
 
-which are due to theta_i itself, to beta (with covariance Phi) and to both variances. Here
-:math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`, with V the inverse of the variances'
-information. At fitted variances g_1 is too small by g_3. The restricted likelihood is profiled to one parameter,
-:math:`\sigma_v^2 / \sigma_e^2`.
+where g_1 is due to theta_i itself, g_2 to the estimated beta (with covariance Phi), and g_3 to the two estimated
+variances. Here :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`, where V is the
+inverse of the variances' Fisher information. At the fitted variances, g_1 is too small by g_3 on average. The
+restricted likelihood is maximised over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
-A client sends n_i, its means, and sums of squares and products about them. A step of the fit needs the totals of these
-sums over all clients, and sums over clients of the means' squares with weights that depend on n_i. If all n_i are
-equal, unweighted sums suffice for the whole fit.
+A client sends n_i, the means of its samples and covariates, and sums of squares and products about these means. A step
+of the fit needs the totals of these sums over all clients, and sums over clients of the means' squares with weights
+that depend on n_i. If all n_i are equal, unweighted sums are enough for the whole fit.
 
 References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
 and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
@@ -46,8 +46,8 @@ from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 3
 LEAST_FREE = 2
-"""Least number of differences between clients, left after the covariates, from which sigma_v can be learned."""
-_NO_SCATTER = 64  # residuals within this many rounding errors count as zero
+"""Smallest number of degrees of freedom between clients, after the covariates, from which sigma_v can be learned."""
+_NO_SCATTER = 64  # residuals of at most this many rounding errors count as zero
 _SCALES = 24  # starting values of the ratio of variances
 _RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
 
@@ -56,23 +56,24 @@ class UnitMeans(NamedTuple):
     """Predictions of m clients' means from N samples with p columns, the intercept first.
 
     Attributes:
-      size: n_i, [m].
+      size: numbers n_i of samples, [m].
       own: means of the clients' samples, [m].
       regression: value of the regression at the clients' covariates, [m].
       mean: empirical best linear unbiased predictors, [m].
       mse: estimated mean squared errors of ``mean``, [m].
       g1, g2, g3: terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: 1 - gamma, [m].
+      shrinkage: fraction 1 - gamma by which ``mean`` moves from the client's own estimate towards the regression, [m].
       effect: predictions of v_i, [m].
-      residual: standardised distances of the clients' means from the regression, [m]; N(0, 1) if the model holds.
+      residual: standardised residuals of the clients' means about the regression, [m]; N(0, 1) if the model holds.
       beta: coefficients, [p].
       beta_covariance: covariance of ``beta`` at the fitted variances, [p, p].
-      between: sigma_v^2, [], which may be zero.
-      within: sigma_e^2, [].
-      log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
-      ratio: twice the log likelihood ratio to sigma_v = 0, [].
-      p_value: probability of a ratio at least as large if clients do not differ, []. For many clients it is half the
-        tail probability of a chi-square with one degree of freedom. It is 1 if sigma_v = 0 maximises the likelihood.
+      between: variance sigma_v^2 between clients, [], which may be zero.
+      within: variance sigma_e^2 of the samples within a client, [].
+      log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
+      ratio: twice the difference between the log likelihoods of the fit and of the fit with sigma_v = 0, [].
+      p_value: probability of a ratio at least as large if clients do not differ, []: half the tail probability of a
+        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if sigma_v = 0 maximises the
+        likelihood.
       labels: the clients' names.
     """
 
@@ -97,11 +98,11 @@ class UnitMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of intervals, [m] each: ``mean`` plus and minus the normal quantile times the root of ``mse``."""
+        """Interval endpoints, [m] each: ``mean`` minus and plus the normal quantile times the root of ``mse``."""
         return about(self.mean, self.mse, level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a pandas frame with a row per client; with ``level``, also interval endpoints ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level, leave=("beta", "beta_covariance"))
 
 
@@ -114,7 +115,7 @@ def unit_level(
     intercept: bool = True,
     clients: int | None = None,
 ) -> UnitMeans:
-    """Fit the regression and both variances, and predict every client's mean.
+    """Fit the nested-error regression and its two variances, and predict every client's mean.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` and ``clients`` are static.
 
@@ -126,13 +127,13 @@ def unit_level(
       population: means of the covariates over the population that each client represents, in the order of the clients,
         [m] or [m, k]; by default the means over the client's samples.
       intercept: whether a column of ones precedes the covariates.
-      clients: number of clients m; required under a transformation, where the values of ``client`` are not known.
+      clients: number of clients m; required inside a JAX transformation, where the values of ``client`` are not known.
 
     Raises:
       JaxpflError: if y or x are not finite numbers, or have different lengths; if columns are linearly dependent; if
-        there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two
-        differences between clients; if ``population`` has other clients or columns; if the samples do not scatter about
-        the regression. Under a transformation of JAX, values are not checked.
+        there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two degrees
+        of freedom between clients; if ``population`` has a different number of clients or columns; or if all residuals
+        are zero. Inside a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -173,7 +174,7 @@ def unit_level(
 
 
 def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: bool) -> None:
-    """Refuse samples from which the two variances cannot be told apart."""
+    """Refuse samples from which the two variances cannot both be estimated."""
     sizes = np.bincount(index, minlength=m)
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
@@ -223,7 +224,7 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
     free = N - p
 
     def profile(ratio: Array) -> tuple[Array, Array, Array, Array]:
-        """Cholesky factor of the normal equations, coefficients, squared residuals, log likelihood (unit sigma_e)."""
+        """For sigma_e = 1: normal equations' Cholesky factor, coefficients, squared residuals, log likelihood."""
         k = n / (1 + n * ratio)
         factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)
         b = cho_solve((factor, True), cross + Q_mean.T @ (k * r_mean))

@@ -1,10 +1,11 @@
-r"""Users' histograms over a vocabulary: counts are stored sparsely, and histograms become dense one block at a time.
+r"""Users' histograms over a vocabulary: sparse counts, of which one block at a time is made dense.
 
-User u has m_u tokens with counts c_u over a vocabulary of d tokens, and the empirical histogram Qhat_u = c_u / m_u. The
-user's own distribution Q_u is to be estimated, with the loss KL(Q_u || estimate).
+User u has m_u tokens, with counts c_u over a vocabulary of d tokens. The user's empirical histogram is Qhat_u = c_u /
+m_u. The aim is to estimate the user's own distribution Q_u; the loss is KL(Q_u || estimate).
 
-Zeros in an estimate make the loss infinite. Every estimate is therefore raised to a floor s and normalised again
-(`floored`). All methods use the same s, because s largely determines the loss of local histograms.
+Zeros in an estimate make the loss infinite. Entries of an estimate below a floor s are therefore set to s, and the
+estimate is normalised again (`floored`). All methods use the same s, because s largely determines the loss of local
+histograms.
 
 Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
 """
@@ -31,15 +32,15 @@ BLOCK = 256
 
 @struct.dataclass
 class Users:
-    """Token counts of n users in b blocks of c users. A scan over blocks sees one block at a time.
+    """Token counts of n users, in b blocks of c users each.
 
-    Within a scan the leaves have no axis [b].
+    Inside a scan over blocks, the leaves have no axis [b].
 
     Attributes:
       place: [b, e] int32, index ``row * d + token`` of every nonzero count in the block's flattened dense counts. All
-        blocks are padded to the longest one; padding has the index c * d.
-      count: [b, e] float32, the counts; zero in the padding.
-      size: [b, c] float32, m_u; zero where there is no user.
+        blocks are padded to the length of the longest block; padding has the index c * d.
+      count: [b, e] float32, these counts; zero in the padding.
+      size: [b, c] float32, number m_u of tokens; zero in rows without a user.
       ids: [b, c] int32, distinct ids from which the users' randomness is derived.
       tokens: size d of the vocabulary.
     """
@@ -52,12 +53,12 @@ class Users:
 
     @property
     def valid(self) -> Array:
-        """Mask of the rows that hold a user, [..., c] bool."""
+        """Mask of the rows with a user, [..., c] bool."""
         return self.size > 0
 
     @property
     def number(self) -> Array:
-        """Number of users n (of a block: the users in it)."""
+        """Number of users n; inside a scan, number of users in the block."""
         return self.valid.sum()
 
 
@@ -66,14 +67,14 @@ Truth: TypeAlias = Users | Array
 
 
 def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tokens: int, block: int = BLOCK) -> Users:
-    """Build `Users` from counts in compressed rows: user u's distinct tokens are ``indices[indptr[u]:indptr[u + 1]]``.
+    """Build `Users` from compressed sparse rows: user u's distinct tokens are ``indices[indptr[u]:indptr[u + 1]]``.
 
     Args:
-      indptr: start of each user's tokens, [n + 1].
+      indptr: start of each user's tokens in ``indices``, and the total number, [n + 1].
       indices: tokens, [nnz], in 0 ... d - 1.
       counts: counts of these tokens, [nnz], positive.
       tokens: size d of the vocabulary.
-      block: users per block c, which affects only memory and speed.
+      block: number c of users per block, which affects only memory and speed.
 
     Raises:
       JaxpflError: if there are no users, if a user has no tokens, or if the block is too large for int32 indices.
@@ -112,7 +113,7 @@ def arrange(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
 
 
 def each(values: Array, users: Users) -> np.ndarray:
-    """Inverse of `arrange`: [..., b, c] -> [..., n], for values on the host."""
+    """Return one value per user, [..., n], from values in blocks, [..., b, c]; the inverse of `arrange`."""
     flat = np.asarray(values).reshape(*values.shape[:-2], -1)
     return flat[..., np.asarray(users.valid).ravel()]
 
@@ -123,11 +124,11 @@ def counts_dtype(tree: Any, users: Users) -> Any:
 
 
 def histograms(block: Users | Array) -> Array:
-    """Dense histograms of a block, [c, d]; zero where there is no user. An array is returned unchanged."""
+    """Dense histograms of a block, [c, d]; zero in rows without a user. An array is returned unchanged."""
     if not isinstance(block, Users):
         return block
     rows = block.size.shape[0]
-    # The padding's index is out of range; mode="drop" ignores it.
+    # The padding's index is out of range, and mode="drop" ignores such entries.
     flat = jnp.zeros(rows * block.tokens, block.count.dtype).at[block.place].add(block.count, mode="drop")
     return flat.reshape(rows, block.tokens) / jnp.maximum(block.size, 1)[:, None]
 
@@ -151,12 +152,12 @@ def divergences(q: Array, centers: Array) -> Array:
 
 @full_precision.products
 def nearest(q: Array, centers: Array) -> Array:
-    """Index of the nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32. A user can compute it without the server."""
+    """Index of each histogram's nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32."""
     return jnp.argmax(q @ jnp.log(centers).T, axis=-1)
 
 
 def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
-    """Sum of ``of(block, histograms)``, a pytree, over all blocks."""
+    """Sum over all blocks of the pytrees ``of(block, histograms)``."""
 
     def step(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
         return sums.plus(of(block, histograms(block))), None
@@ -167,7 +168,7 @@ def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
 
 
 def mean(users: Users) -> Array:
-    """FedAvg's estimate: the mean of the users' histograms, [d] (Lemma 2.1), in which all users have the same weight.
+    """FedAvg's estimate (Lemma 2.1): the mean of the users' histograms, [d], with the same weight for every user.
 
     Implements: Setlur et al. 2023, Lemma 2.1; Setlur et al. 2023, equation (2).
     """

@@ -2,9 +2,9 @@ r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Al
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
-Every user is assigned to the nearest center. A center then becomes the mean of its users, which minimises the sum of
-their divergences. The objective therefore never increases, except through the floor. IFCA replaces this update by a
-gradient step.
+In each round, every user is assigned to the nearest center, and a center then becomes the mean histogram of its users,
+which minimises the sum of their divergences. The objective therefore never increases, except by the effect of the
+floor. IFCA takes a gradient step towards this mean.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from jaxpfl.estimators.histograms.base import Users, counts_dtype, divergences, 
 from jaxpfl.privacy.noise import add_gaussian
 
 Direction: TypeAlias = Literal["printed", "objective"]
-"""Divergence between centers and users: KL(P_k || Qhat_u) as "printed", or KL(Qhat_u || P_k) as in the "objective"."""
+"""Divergence between centers and users: "printed" is KL(P_k || Qhat_u), and "objective" is KL(Qhat_u || P_k)."""
 
 
 class Clustering(NamedTuple):
-    """Floored centers [k, d], number of users per center [k], and the objective (3) divided by n in each round [T].
+    """Floored centers [k, d], numbers of users per center [k], and the objective (3) per user in each round [T].
 
-    The numbers belong to the assignment from which the centers were computed. The objective is evaluated at the start
-    of each round.
+    The numbers are for the assignment from which the centers were computed. The objective is evaluated at the start of
+    each round.
     """
 
     centers: Array
@@ -38,7 +38,7 @@ class Clustering(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Each center's summed histograms [k, d] and number of users [k], and the divergence summed over all users []."""
+    """Sum of histograms [k, d] and number of users [k] for each center, and the sum of all users' divergences []."""
 
     histograms: Array
     sizes: Array
@@ -47,7 +47,7 @@ class Sums(NamedTuple):
 
 @full_precision.products
 def sums(users: Users, centers: Array) -> Sums:
-    """Assign every user to its nearest center, and sum the histograms per center, in one pass over the users."""
+    """Assign every user to the nearest center, and sum the histograms for each center, in one pass over the users."""
 
     def block_sums(block: Users, q: Array) -> Sums:
         apart = divergences(q, centers)
@@ -68,7 +68,7 @@ def cluster(
     rate: Scalar = 1.0,
     complete: Callable[[Array], Array] = lambda centers: centers,
 ) -> Clustering:
-    """Algorithm 2; IFCA if ``rate`` is below one, where centers take a gradient step towards their users' mean.
+    """Run Algorithm 2, or IFCA if ``rate`` is below one: centers then take a gradient step towards their users' mean.
 
     Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
 
@@ -76,9 +76,9 @@ def cluster(
       users: users to be clustered.
       start: initial centers, [k, d].
       rounds: number of rounds T.
-      floor: least share s of a token.
-      rate: step size towards the users' mean. With 1, a center without users becomes uniform, as printed; otherwise it
-        keeps its value.
+      floor: lower bound s on a token's probability, before normalisation (`floored`).
+      rate: step size towards the users' mean. If 1, a center without users becomes uniform, as printed; otherwise such
+        a center keeps its value.
       complete: function applied to the means [k, d] before they become centers (`token_mask`).
     """
     start, rate = counts_dtype((start, rate), users)
@@ -90,7 +90,7 @@ def cluster(
         means = found.histograms / jnp.maximum(found.sizes, 1)[:, None]
         lonely = jnp.where(jumps, 1 / users.tokens, centers)
         moved = jnp.where(found.sizes[:, None] > 0, centers + rate * (means - centers), lonely)
-        # At rate 1 the mean itself, without the rounding of centers + (means - centers).
+        # At rate 1 use the mean directly, without the rounding errors of centers + (means - centers).
         moved = jnp.where(jumps & (found.sizes[:, None] > 0), means, moved)
         return (floored(complete(moved), floor), found.sizes), found.divergence / jnp.maximum(users.number, 1)
 
@@ -103,19 +103,18 @@ def cluster(
 def far_apart(
     key: Key, users: Users, clusters: int, *, temperature: Scalar, floor: Scalar, direction: Direction = "printed"
 ) -> Array:
-    r"""Initial centers of Algorithm 1, [k, d], floored: users' own histograms that are far from each other.
+    r"""Initial centers by Algorithm 1, [k, d]: floored histograms of users that are far from each other.
 
     The first center is a random user's histogram. Each further center is the histogram of user u with a probability
     proportional to
 
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
-    as printed. The objective of the clustering has the divergence in the other direction,
-    :math:`KL(\hat Q_u \| P_k)`, which ``direction`` can select. Both directions need positive histograms, so centers
-    and users' histograms are floored.
+    as printed. The clustering's objective has the reverse divergence, :math:`KL(\hat Q_u \| P_k)`, which ``direction``
+    can select. Both divergences need positive histograms, so centers and users' histograms are floored.
 
-    The result is never private, because the centers are users' raw histograms. `histograms.private` has a private
-    start.
+    The result is never private, because the centers are users' raw histograms. `histograms.private` has private initial
+    centers.
 
     Implements: Setlur et al. 2023, Algorithm 1.
 
@@ -123,8 +122,9 @@ def far_apart(
       key: random key; a user's scores depend only on the key and the user's id.
       users: users whose histograms can become centers.
       clusters: number of centers k.
-      temperature: t >= 0. Zero draws users uniformly, infinity takes the user with the worst fit.
-      floor: least share s of a token.
+      temperature: temperature t >= 0. If zero, users are drawn uniformly; if infinite, the user with the largest
+        divergence is taken.
+      floor: lower bound s on a token's probability, before normalisation (`floored`).
       direction: direction of the divergence.
     """
 
@@ -168,7 +168,7 @@ def far_apart(
 
 
 class Directions(NamedTuple):
-    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, and their p candidate tokens [p]."""
+    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, and the p candidate tokens [p]."""
 
     vectors: Array
     values: Array
@@ -181,12 +181,12 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
 
     .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 
-    A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: taken
-    literally, the paper drops x if |v_x| is small in any v, which keeps almost nothing. V_u is a deviation from the
-    mean, so k clusters span k - 1 directions; the paper takes k eigenvectors. (The paper's expectation of M also omits
-    I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first does not rotate the eigenvectors, the second removes one
-    direction.) Clustering then uses the kept tokens. The other tokens keep the mean's estimates; the privacy accounting
-    includes the release of the mean.
+    A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This rule is our
+    interpretation. Taken literally, the paper drops x if |v_x| is small in any v, which keeps almost no tokens. V_u is
+    a deviation from the mean, so k clusters span k - 1 directions, while the paper takes k eigenvectors. (The paper's
+    expectation of M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first does not rotate the eigenvectors, the
+    second removes one direction.) Clustering then uses the kept tokens. For the other tokens, centers have the mean's
+    entries; the privacy accounting includes the release of the mean.
 
     Implements: Setlur et al. 2023, appendix C.
 
@@ -194,8 +194,8 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
       users: users to sum over.
       mean: positive mean histogram, [d].
       candidates: tokens to choose from, [p] int.
-      radius: clipping norm B of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None means
-        no clipping.
+      radius: clipping norm B of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None for no
+        clipping.
     """
     of = mean[candidates]
 
@@ -217,11 +217,11 @@ def directions(moment: Array, candidates: Array, number: int) -> Directions:
 
 
 def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Array:
-    """Second moment with symmetric noise: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
+    """Add symmetric noise to a second moment: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
 
-    Formal guarantees: a Gaussian mechanism with noise multiplier z under add-or-remove-one of a user whose V_u is
-    clipped to B, if the mean and the candidates are private or public. Indeed |V V^T|_F = |V|^2 <= B^2, and the norm of
-    the entries on and above the diagonal is no larger.
+    Formal guarantees: this is a Gaussian mechanism with noise multiplier z under add-or-remove-one of a user, if every
+    V_u is clipped to the norm B, and the mean and the candidates are private or public. Indeed |V V^T|_F = |V|^2 <=
+    B^2, and the norm of the entries on and above the diagonal is no larger.
     """
     upper = jnp.triu(add_gaussian(key, moment, noise * radius**2, "second moment"))
     return upper + jnp.triu(upper, 1).T

@@ -1,18 +1,18 @@
-r"""Maximum-likelihood Dirichlet mixtures of counts: the Bayes estimate for reference, and one Dirichlet per cluster.
+r"""Maximum-likelihood Dirichlet mixtures of counts, whose posterior means are reference estimates.
 
 In cluster k with parameters :math:`a_k = \alpha_k P_k`, counts c_u of m_u tokens have the likelihood
 
 .. math:: \frac{\Gamma(A_k)}{\Gamma(A_k + m_u)} \prod_x \frac{\Gamma(a_{kx} + c_{ux})}{\Gamma(a_{kx})},
    \qquad A_k = \sum_x a_{kx}
 
-and the mean of Q_u given the cluster and the counts is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM alternates
-between responsibilities and Minka's fixed-point step. This step maximises a lower bound of the likelihood, which
-therefore never decreases:
+and the posterior mean of Q_u, given the cluster and the counts, is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM
+alternates between responsibilities and Minka's fixed-point step. This step maximises a lower bound on the likelihood,
+so the likelihood never decreases:
 
 .. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}
    {\sum_u r_{uk} [\psi(m_u + A_k) - \psi(A_k)]}
 
-Only nonzero counts contribute, so all computations use the sparse entries.
+Only nonzero counts contribute, so all computations use the sparse counts.
 
 Reference: Minka 2000, "Estimating a Dirichlet distribution", eq. 55.
 """
@@ -32,11 +32,11 @@ from jaxpfl.estimators.histograms.base import Users, counts_dtype, floored, hist
 from jaxpfl.estimators.histograms.tuning import Personal
 
 LEAST = 1e-8
-"""Least value of a_kx: at zero, a token without counts in a cluster could never become positive again."""
+"""Lower bound on a_kx: an entry of zero could never become positive again."""
 
 
 class Mixture(NamedTuple):
-    """Probabilities w [k] and parameters a [k, d]; alpha is ``a.sum(axis=1)``, and the centers are ``a / alpha``."""
+    """Probabilities w [k] and Dirichlet parameters a [k, d]; alpha is ``a.sum(axis=1)``, centers are ``a / alpha``."""
 
     shares: Array
     a: Array
@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
 @full_precision.products
 def log_likelihood(block: Users, a: Array) -> Array:
-    """Log-likelihood of each of a block's users in each cluster, [c, k]."""
+    """Log-likelihood of each user in a block under each cluster, [c, k]."""
     rows, k = block.size.shape[0], len(a)
     row, token = jnp.divmod(block.place, block.tokens)
     own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero and contributes nothing
@@ -63,7 +63,7 @@ def log_likelihood(block: Users, a: Array) -> Array:
 
 @full_precision.products
 def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
-    """Responsibilities P(cluster | counts), [c, k], and log-likelihood, [c], of each of a block's users."""
+    """Responsibilities P(cluster | counts), [c, k], and log-likelihoods, [c], of the users in a block."""
     joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
     return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
 
@@ -76,8 +76,8 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
       users: users whose counts are fitted.
       start: initial mixture.
       steps: number of steps T.
-      hard: centers [k, d]. If given, every user belongs to the cluster of the nearest center, and only the Dirichlet
-        distribution of each cluster is fitted: empirical Bayes after Algorithm 2.
+      hard: centers [k, d]. If given, every user belongs to the cluster of the nearest center, and only each cluster's
+        Dirichlet distribution is fitted, as for empirical Bayes after Algorithm 2.
     """
 
     start = counts_dtype(start, users)
@@ -120,12 +120,12 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
 
 
 def around(centers: Array, alpha: Scalar) -> Mixture:
-    """Initial mixture with equal probabilities and the concentration alpha about each center [k, d]."""
+    """Initial mixture with equal probabilities, and the concentration ``alpha`` about each of the centers [k, d]."""
     return Mixture(jnp.full(len(centers), 1 / len(centers), centers.dtype), alpha * centers)
 
 
 def posterior(mixture: Mixture, floor: Scalar) -> Personal:
-    """Posterior mean of a user's distribution; this is the Bayes estimate if the mixture is the true population.
+    """Make the function that estimates a user by the posterior mean: the Bayes estimate if the mixture is the truth.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
     """
@@ -140,7 +140,7 @@ def posterior(mixture: Mixture, floor: Scalar) -> Personal:
 
 
 def empirical_bayes(mixture: Mixture, centers: Array, floor: Scalar) -> Personal:
-    """Posterior mean within the cluster of the nearest center: fine-tuning with an alpha for each cluster."""
+    """Make the function that estimates a user by the posterior mean within the nearest center's cluster."""
 
     def personal(block: Users, q: Array) -> Array:
         a = mixture.a[nearest(q, centers)]

@@ -1,4 +1,4 @@
-r"""Algorithm 3 as printed (private centering), the guarantee of its theorem, and the gaps in that guarantee.
+r"""Algorithm 3 (private centering) as printed, with the paper's guarantee and the gaps in this guarantee.
 
 For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
 
@@ -8,18 +8,19 @@ For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
    b_2 &= \sum_u Clip_{\pm c/\sqrt d}\big(Diag(b_1)^{-1/2} (\hat Q_u - b_1)\big) + N(0, c^2 \sigma^2) \\
    P &= b_1 + Diag(b_1)^{1/2} \, b_2 / a
 
-Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', delta')-DP, with natural logarithms and
+By Theorem 3.1, one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', delta')-DP, where (with natural
+logarithms)
 
 .. math::
    \epsilon' = \Big(\sqrt{2 T \log(1/\delta)} + T \frac{e^{3\epsilon} - 1}{e^{3\epsilon} + 1}\Big) 3 \epsilon,
    \qquad \delta' = (2 T + 1) \delta
 
-The theorem covers only the rounds, although the paper calls the whole algorithm private. Three parts are not
-private: Algorithm 1's start, whose centers are users' own histograms; DimRed's mean, eigenvectors and selected tokens;
-and everything tuned on the data.
+The theorem covers only the rounds, although the paper calls the whole algorithm private. Three results are not private:
+the initial centers of Algorithm 1, which are users' own histograms; DimRed's mean, eigenvectors and selected tokens;
+and all values tuned on the data.
 
-The paper adds the noise to the mean, in which one user has the share 1/a. This noise is a times larger than noise on
-the sum, which a user changes by at most ||Qhat_u|| <= 1 (the paper says "exactly 1").
+The paper adds the noise to the mean, in which one user has the weight 1/a. This is equivalent to a times larger noise
+on the sum. But a user changes the sum by at most ||Qhat_u|| <= 1 (the paper says "exactly 1").
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
 
 
 def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """(eps', delta') after T rounds by Theorem 3.1, from eps and delta for each part of a call.
+    """Privacy (eps', delta') after T rounds by Theorem 3.1, from eps and delta for each part of a call.
 
     Implements: Setlur et al. 2023, Theorem 3.1.
     """
@@ -63,8 +64,8 @@ def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float
     """Inverse of `theorem_3_1`: eps and delta for each part of a call, from the run's eps' and delta'.
 
     Raises:
-      JaxpflError: if the result would allow an eps of 1 or more, for which the calibration is not valid, or if the
-        run's eps or delta is out of range.
+      JaxpflError: if the eps of a part would be 1 or more, for which the calibration is not valid; or if the run's eps
+        or delta is out of range.
     """
     from scipy.optimize import root_scalar
 
@@ -89,17 +90,17 @@ def centering(
     clip: Scalar,
     floor: Scalar,
 ) -> Array:
-    """Run one call of Algorithm 3: new floored centers [k, d], each from the users nearest to it.
+    """Run one call of Algorithm 3; return floored centers [k, d], each from the users nearest to the old center.
 
     Implements: Setlur et al. 2023, Algorithm 3.
 
     Args:
       key: random key of the noise.
       users, centers: users, each assigned to the nearest of the centers [k, d].
-      epsilon: epsilon of a part of a call, for the Laplace noise on the counts.
-      stddev: sigma, from `gaussian_stddev`.
+      epsilon: epsilon of each part of a call, for the Laplace noise on the counts.
+      stddev: standard deviation sigma, from `gaussian_stddev`.
       clip: clipping constant c.
-      floor: least share s of a token.
+      floor: lower bound s on a token's probability, before normalisation (`floored`).
     """
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)
@@ -133,7 +134,7 @@ def cluster(
     clip: Scalar,
     floor: Scalar,
 ) -> Array:
-    """Algorithm 2 with Algorithm 3 for its centers, [k, d]: T calls. The theorem does not cover the initial centers."""
+    """Run Algorithm 2 with centers [k, d] by T calls of Algorithm 3. The theorem does not cover the initial centers."""
 
     start, epsilon, stddev, clip, floor = counts_dtype((start, epsilon, stddev, clip, floor), users)
 

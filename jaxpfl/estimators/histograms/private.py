@@ -1,21 +1,21 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-For each of k clusters, the vector contains the sum of its users' histograms, clipped to an L2 norm of C (public). It
-also contains the mass of that sum, the denominator of the center. Each user is in one cluster. Adding or removing a
-user changes sums / C by at most 1 in L2 norm, the masses by at most 1, and therefore the vector (sums / C, w masses) by
-at most sqrt(1 + w^2). A Gaussian release with noise multiplier z thus has noise of standard deviation z C sqrt(1 + w^2)
-on the sums, and z sqrt(1 + w^2) / w on the masses.
+For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C. The
+vector also contains the total of each sum (its mass), which is the denominator of the center. Each user is in one
+cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the masses by at most 1. The vector
+(sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise multiplier z thus has
+noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`); a user changes the mean more in small
-clusters.
+Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`). In small clusters, a user changes the
+mean more.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
-and one release per round, possibly with another noise multiplier (`divided`). Assignments never leave the users.
-Post-processing of released vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate
-tokens.
+and one release per round, possibly with another noise multiplier (`divided`). Users do not send their assignments.
+Post-processing of released vectors costs no privacy; examples are shrinking centers towards the mean (`shrunk`), and
+choosing DimRed's candidate tokens.
 
-The accounting does not include the public settings (C, k, T, w, s, the spread of the initial centers, the vocabulary),
-nor anything tuned on held-out users, such as lambda and alpha: the guarantee does not cover those users.
+The settings C, k, T, w, s, the spread of the initial centers, and the vocabulary must be public. The guarantee does not
+cover held-out users, on whom lambda and alpha are tuned.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from jaxpfl.privacy.descriptions import combined
 from jaxpfl.privacy.noise import add_gaussian
 
 MASS_WEIGHT = 0.25
-"""Weight w of the masses. They need little precision, because centers are normalised: 0.25 adds 3 % to the noise on
-the sums.
+"""Weight w of the masses, which need little precision because centers are normalised. The value 0.25 increases the
+noise on the sums by 3 %.
 """
 NEIGHBOURS = 51
-"""Number of tokens of similar frequency whose centers are assumed to have the same variance relative to the mean."""
+"""Number of tokens of similar frequency for which centers have the same assumed variance relative to the mean."""
 REACH = 1.0
 """Public clipping norm C of the standardised histograms."""
 LEAST = 0.1
-"""Product b d of `standard_weights`: below a tenth of the average token's share, weights hardly grow further."""
+"""Value of b d in `standard_weights`: for tokens below a tenth of the mean share, weights hardly grow further."""
 GRID = 60
 """Number of grid values g_j, from the floor to the largest noisy value."""
 STEPS = 60
-"""Number of EM steps. Three times as many change a loss by less than the spread between runs."""
+"""Number of EM steps. With three times as many, a loss changes by less than the spread between runs."""
 
 
 class Release(NamedTuple):
@@ -62,14 +62,14 @@ class Release(NamedTuple):
 def clipped_sums(
     users: Users, centers: Array, radius: Scalar, keep: Array | None = None, weights: Array | None = None
 ) -> Release:
-    """Sums and masses of clipped histograms, which are a round's release before noise.
+    """Sums and masses of clipped histograms: a round's release before the noise is added.
 
     Args:
       users: users to sum over.
       centers: [k, d]; each user is added to the cluster of the nearest center.
       radius: clipping norm C.
       keep: [d] bool, tokens to release; by default all.
-      weights: [d], positive weights of the tokens in the clipped norm; by default 1.
+      weights: [d], positive weights of the tokens in the norm to be clipped; by default 1.
     """
 
     def block_sums(block: Users, q: Array) -> Release:
@@ -112,7 +112,7 @@ def private_mean(release: Release, floor: Scalar) -> Array:
 
 
 def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: Scalar) -> Array:
-    """Initial centers ``mean * exp(spread N(0, I))``, [k, d], from a private mean; they cost no further privacy."""
+    """Initial centers ``mean * exp(spread N(0, I))``, [k, d], from a private mean, at no further privacy cost."""
     factors = jnp.exp(spread * jax.random.normal(key, (clusters, mean.shape[-1]), mean.dtype))
     return floored(mean * factors, floor)
 
@@ -122,10 +122,11 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
-    Here t_x is the centers' variance about the mean. A few noisy clusters carry little information about the variance
-    of one token, so it is modelled as :math:`r_x \bar q_x`. The factor r_x is estimated over the `NEIGHBOURS` tokens
-    with the most similar mean, from their squared distances minus their noise variance, weighted by the clusters'
-    masses. If noise explains the distances, r_x is zero and the entry equals the mean.
+    Here S_k and M_k are the sums and the mass of cluster k, and t_x is the centers' variance about the mean for token
+    x. A few noisy clusters carry little information about the variance of one token, so t_x is modelled as :math:`r_x
+    \bar q_x`. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most similar means: from the centers'
+    squared distances to the mean minus the noise variance, weighted by the clusters' masses. If noise explains the
+    distances, r_x is zero and the entry equals the mean.
 
     Args:
       release: a noisy release.
@@ -168,8 +169,8 @@ def cluster(
     Args:
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
-      first: result of `release_of_all`, from which the initial centers are derived. In each round the clusters together
-        are another release of the same sum, with k times the variance. This release improves the mean towards which
+      first: result of `release_of_all`, from which the initial centers are derived. In each round, the sum over the
+        clusters is another release of the same total, with k times the variance. It improves the mean towards which
         centers are shrunk.
       clusters: number of clusters k.
       rounds: number of rounds T.
@@ -190,7 +191,7 @@ def cluster(
         centers, pooled = at
         release = noisy(jax.random.fold_in(of_rounds, t), clipped_sums(users, centers, radius, keep), radius, noise)
         if keep is None:
-            share = precision / (1 + (t + 1) * precision)  # the first release has precision 1
+            share = precision / (1 + (t + 1) * precision)  # precisions are relative to the first release
             pooled = jax.tree.map(lambda p, r: p + share * (r.sum(axis=0) - p), pooled, release)
         else:
             of_kept = jnp.where(keep, private_mean(pooled, floor), 0).sum()
@@ -208,18 +209,18 @@ def cluster(
 
 
 def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
-    r"""Denoise every token's share by its posterior mean, [d], floored and normalised: empirical Bayes.
+    r"""Denoise every token's share by its empirical-Bayes posterior mean, [d], floored and normalised.
 
     The noisy value y_x is normal about the share p_x with a known variance v_x. The shares are modelled as draws from
-    an unknown prior. It is a mixture of normal distributions with standard deviations h g_j, whose means g_j are
-    equally spaced on the logarithmic scale with step h. EM finds the weights of maximum likelihood; the estimate is the
-    posterior mean:
+    an unknown prior, a mixture of normal distributions with means g_j and standard deviations h g_j. The means are
+    equally spaced on the logarithmic scale, with step h. EM finds the maximum-likelihood weights w_j, and the estimate
+    is the posterior mean:
 
     .. math:: w_j \leftarrow \frac1d \sum_x r_{xj}, \qquad r_{xj} \propto w_j N(y_x; g_j, v_x + h^2 g_j^2),
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
-    Of all estimates, the posterior mean of Q has the least expected KL(Q || estimate). Setlur et al. (2023) raise
-    negative values to the floor, which treats half of the tokens hidden in the noise as impossible. With little noise
+    Of all estimates, the posterior mean of Q has the smallest expected KL(Q || estimate). Setlur et al. (2023) replace
+    negative values by the floor, which treats half of the tokens below the noise level as impossible. With little noise
     both methods return the release unchanged. This function only post-processes a release and costs no privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
@@ -236,7 +237,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     logs = jnp.linspace(jnp.log(floor), jnp.log(jnp.maximum(noisy.max(), 10 * floor)), GRID, dtype=noisy.dtype)
     values, own = jnp.exp(logs), (jnp.exp(logs) * (logs[1] - logs[0])) ** 2
     whole = variance + own
-    # Normalising each token's likelihoods changes neither the posterior nor the weights.
+    # Scaling each token's likelihoods changes neither the posterior nor the weights.
     likelihood = jax.nn.softmax(-0.5 * ((y - values) ** 2 / whole + jnp.log(whole)), axis=1)
 
     def posterior(prior: Array) -> Array:
@@ -256,7 +257,7 @@ class MeanEstimate(NamedTuple):
 
 
 def initial_mean(release: Release, radius: Scalar, noise: Scalar) -> MeanEstimate:
-    """Mean and its precision from `release_of_all`."""
+    """Mean and precision from the result of `release_of_all`."""
     mass = jnp.maximum(release.masses[0], 1)
     value = release.sums[0] / mass
     return MeanEstimate(value, jnp.full_like(value, (mass / stddevs(radius, noise)[0]) ** 2))
@@ -274,10 +275,11 @@ def standard_weights(mean: Array) -> Array:
 
 @full_precision.products
 def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Scalar) -> Release:
-    """A round's release: noisy sums [k, d] over the users nearest to each center, and the sums' totals as masses [k].
+    """Release of a round: noisy sums [k, d] over the users nearest to each center, and their totals as masses [k].
 
-    Formal guarantees: a Gaussian mechanism with noise multiplier ``noise`` under add-or-remove-one of a user, if the
-    weights are public or private. A user is in one cluster and changes ``weights * sums`` by at most `REACH`.
+    Formal guarantees: this is a Gaussian mechanism with noise multiplier ``noise`` under add-or-remove-one of a user,
+    if the weights are public or private. A user is in one cluster, and changes ``weights * sums`` by at most `REACH` in
+    L2 norm.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
     sums = add_gaussian(key, exact * weights, noise * REACH, "standardised sums of a round") / weights
@@ -305,13 +307,13 @@ def cluster_standardised(
     second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w \circ \hat
     Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`. The weights
     depend only on released vectors. Standardised histograms have norms of about one or more, mostly between two and
-    five. C = 1 thus scales all histograms down to norm 1, and every user has the same influence.
+    five. With C = 1, histograms are therefore scaled down to norm 1, and users have the same influence.
 
-    The clusters' masses need no release of their own: the noise on the total of a sum has standard deviation :math:`z C
-    (\sum_x w_x^{-2})^{1/2}`, only about z.
+    The clusters' masses need no separate release, because the noise on the total of a sum has standard deviation
+    :math:`z C (\sum_x w_x^{-2})^{1/2}`, only about z.
 
-    Each round's release of the mean is combined with the earlier releases, each weighted by its precision, and the
-    result is `denoised`. With one cluster the method is FedAvg in T + 1 releases.
+    Each round's release of the mean is combined with the earlier releases, weighted by their precisions, and the result
+    is `denoised`. With one cluster, the method is FedAvg with T + 1 releases.
 
     Formal guarantees: as in `cluster`. Given the noisy ``first``, the rounds are T adaptively composed Gaussian
     mechanisms with noise multiplier ``noise``.
@@ -355,7 +357,7 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
     Implements: Setlur et al. 2023, Definition 2.1.
 
     Raises:
-      JaxpflError: as for `PrivacyPlan`.
+      JaxpflError: as in `PrivacyPlan`.
     """
     return PrivacyPlan(CentralNoise(combined(multipliers), clipping_norm=radius), Full(), 1)
 
@@ -363,9 +365,9 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
 def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
     r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further releases.
 
-    All these releases together are as private as the one release. The first release takes a share c of the budget,
-    :math:`z_1 = z / \sqrt c`. Each of the r further releases has :math:`z_r = z \sqrt{r / (1 - c)}`, so that
-    :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
+    All these releases together are as private as the one release. The first release uses the fraction c (``share``) of
+    the budget: :math:`z_1 = z / \sqrt c`. Each of the r further releases has :math:`z_r = z \sqrt{r / (1 - c)}`, so
+    that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
@@ -374,7 +376,7 @@ def calibrated(epsilon: float, delta: float, releases: int, radius: float | None
     """Noise multiplier of each release at which all ``releases`` together are (eps, delta)-DP by PLD accounting.
 
     Raises:
-      JaxpflError: as for `calibrate`.
+      JaxpflError: as in `calibrate`.
     """
     one = PrivacyPlan(CentralNoise(1.0, clipping_norm=radius, releases=releases), Full(), 1)
     noise = calibrate(one, epsilon, delta).noise

@@ -1,4 +1,4 @@
-r"""Fine-tuning: interpolate between a user's center and its own histogram, with a weight chosen on other users.
+r"""Fine-tuning: interpolation between a user's center and the user's own histogram, with a weight tuned on other users.
 
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
@@ -18,18 +18,18 @@ from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
 
 Personal = Callable[[Users, Array], Array]
-"""Function ``(block, histograms [c, d]) -> estimates [c, d]``; it also works for users that were not clustered."""
+"""Function ``(block, histograms [c, d]) -> estimates [c, d]``, also for users that were not clustered."""
 Weight = Callable[[Array], Array]
-"""Function ``sizes [c] -> lambda [c]`` of the users' numbers of tokens."""
+"""Function ``sizes [c] -> lambda [c]``, from the users' numbers of tokens."""
 
 
 def fixed(weight: Scalar) -> Weight:
-    """Use the same lambda for all users."""
+    """Make the function that returns the same lambda for all users."""
     return lambda size: jnp.broadcast_to(jnp.asarray(weight, size.dtype), size.shape)
 
 
 def size_weight(alpha: Scalar) -> Weight:
-    """Use lambda = ``alpha / (alpha + m_u)``.
+    """Make the function that returns lambda = ``alpha / (alpha + m_u)`` for a user with m_u tokens.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
     """
@@ -37,24 +37,25 @@ def size_weight(alpha: Scalar) -> Weight:
 
 
 def local(floor: Scalar) -> Personal:
-    """Use each user's own histogram, floored."""
+    """Make the function that estimates each user by the user's own histogram, floored."""
     return lambda block, q: floored(q, floor)
 
 
 def nearest_center(centers: Array) -> Personal:
-    """Use the nearest of the centers [k, d], without fine-tuning."""
+    """Make the function that estimates each user by the nearest of the centers [k, d], without fine-tuning."""
     return lambda _, q: centers[nearest(q, centers)]
 
 
 def between(centers: Array, steps: int = 30) -> Personal:
-    r"""Use a convex combination of the centers [k, d] that each user fits to its own counts.
+    r"""Personalise by a convex combination of the centers [k, d], whose weights each user fits to its own counts.
 
-    The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates
+    The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates, with the user's
+    histogram :math:`\hat Q_u`,
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
 
-    This suits overlapping populations, such as text, where users belong to no single cluster. It runs on the user's
-    device and costs no privacy.
+    This suits overlapping populations, such as text, where users do not belong to a single cluster. The fit runs on the
+    user's device and costs no privacy.
     """
 
     def point(block: Users, q: Array) -> Array:
@@ -70,7 +71,7 @@ def between(centers: Array, steps: int = 30) -> Personal:
 
 
 def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
-    """Interpolate between a user's ``point`` and its own histogram: fine-tuning."""
+    """Fine-tune: interpolate between a user's estimate by ``point`` and the user's own histogram."""
 
     def personal(block: Users, q: Array) -> Array:
         share = weight(block.size)[:, None]
@@ -80,12 +81,12 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Interpolate between the nearest of the centers [k, d] (weight 1) and the user's own histogram (weight 0)."""
+    """Fine-tune the nearest of the centers [k, d]: weight 1 is the center, and weight 0 the user's own histogram."""
     return toward(nearest_center(centers), weight, floor)
 
 
 def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
-    """Interpolate between a convex combination of the centers [k, d] (`between`) and the user's own histogram."""
+    """Fine-tune a convex combination of the centers [k, d] (`between`) towards the user's own histogram."""
     return toward(between(centers, steps), weight, floor)
 
 
@@ -95,11 +96,11 @@ def _divergence(q: Array, estimate: Array) -> Array:
 
 @full_precision.products
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
-    """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
+    """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero in rows without a user.
 
     Args:
       users: observed counts, from which the estimates are made.
-      truth: Q_u, as held-out counts or true histograms.
+      truth: the users' distributions Q_u, as held-out counts or true histograms.
       personal: function that computes the estimates.
     """
 
@@ -120,17 +121,17 @@ def loss(users: Users, truth: Truth, personal: Personal) -> Array:
 def tuned(
     users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
 ) -> tuple[Array, Array]:
-    """Choose the best of several lambdas or alphas by the loss of validation users.
+    """Choose the lambda or alpha with the smallest mean loss over validation users.
 
-    This is not private: the result depends on the validation users without noise, so a privacy claim does not cover
-    them.
+    The choice is not private: it depends on the validation users without noise, so a privacy claim does not cover these
+    users.
 
     Args:
       users, truth: validation users and their held-out tokens.
       candidates: values to choose from, [g].
       point: estimates to fine-tune (see `toward`), computed once for all candidates.
       weight: `fixed` or `size_weight`.
-      floor: least share s of a token.
+      floor: lower bound s on a token's probability, before normalisation (`floored`).
 
     Returns:
       The best candidate [] and the mean loss of every candidate [g].
