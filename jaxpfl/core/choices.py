@@ -72,7 +72,7 @@ def literal(text: str) -> Any:
         return text
 
 
-_FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.0"}
+_FORMS = {int: "an int", tuple: "values separated by commas, such as 1.0,5.0"}
 
 
 def typed(what: str, text: str, kind: type) -> Any:

@@ -31,8 +31,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "data; leave feedback out"
     ),
     ("privacy", "running statistics"): (
-        "noise of steps does not cover a model's running statistics (BatchNorm), and that of clipped updates drowns "
-        "them: use GroupNorm, or fedbn, whose clients keep them"
+        "noise in every step does not cover a model's running statistics (BatchNorm), and noise on clipped updates "
+        "drowns them: use GroupNorm, or fedbn, whose clients keep them"
     ),
     ("noise_multiplier = 0", "a claim"): (
         "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
@@ -46,25 +46,23 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "noise of the server (central or banded)"
     ),
     ("noise = banded", "noise_seed = secret"): (
-        "banded noise has noise_seed = run only: the state that each round leaves holds the noise of the last ones"
+        "banded noise requires noise_seed = run: the state after a round contains the noise of earlier rounds"
     ),
     ("noise = banded", "cohorts without turns"): (
         "banded noise needs participation = cyclic: its bound requires as many rounds as bands from one turn of a "
         "client to the next"
     ),
     ("noise = banded", "quantile, several releases in a round"): (
-        "banded noise is accounted for one sum a round of a fixed clipping norm: leave out quantile, and methods that "
+        "banded noise covers one sum per round with a fixed clipping norm: leave out quantile, and methods that "
         "release several sums"
     ),
-    ("noise of the clients", "quantile"): "adaptive clipping has central noise only: leave out quantile, or the noise",
-    ("noise of the clients", "several releases in a round"): (
-        "several releases in a round are accounted with central noise"
-    ),
+    ("noise of the clients", "quantile"): "adaptive clipping requires central noise: leave out quantile, or the noise",
+    ("noise of the clients", "several releases in a round"): ("several releases in a round require central noise"),
     ("noise = per_step", "several noise multipliers or norms"): (
         "noise = per_step takes one noise_multiplier and one clipping_norm for all runs"
     ),
     ("noise = per_step", "local_epochs"): (
-        "a client's number of noisy steps would show its number of examples: give local_steps"
+        "a client's number of noisy steps would reveal its number of examples: use local_steps"
     ),
     ("noise = per_step", "steps without noise"): "such a method cannot add noise in every step",
     ("compress", "noise = central, noise = banded"): (
@@ -76,44 +74,44 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "use noise = distributed"
     ),
     ("clip_gradients", "noise = per_step, unit = example"): (
-        "gradients would be clipped after the noise, which itself clips them to privacy.clipping_norm: leave one out"
+        "noise in every step already clips gradients, to privacy.clipping_norm: leave one out"
     ),
     ("unit = example", "augment"): (
         "augmentation works on batches, but each example's gradient is taken separately: leave it out"
     ),
     ("unit = example", "draw"): "every batch is a Poisson draw: leave draw out",
-    ("unit = example", "graph of the data"): "the graph is made of the clients' examples: give a public one",
+    ("unit = example", "graph of the data"): "the graph is computed from the clients' examples: give a public one",
     ("unit = example", "noise_seed = secret and training at the end"): (
         "the method trains on examples once more when it is scored or exported, and the seed is gone by then"
     ),
     ("pooled data", "privacy, unit = example, compress, aggregate, attack"): (
         "a method that pools the data has neither uploads nor silos: leave one out"
     ),
-    ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that follow time",
-    ("asynchronous rounds", "compress"): "arrivals need an upload's length before it is made",
+    ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on time",
+    ("asynchronous rounds", "compress"): "arrival times require an upload's length before it is computed",
     ("aggregate", "fednova"): "fednova divides a sum of uploads, which a robust aggregate is not",
     ("aggregate", "weighting = examples"): (
-        "clients count the same under a robust aggregate, as a weight is a client's own word; give uniform, or leave "
+        "a robust aggregate counts all clients alike, because a client could claim any weight; use uniform, or leave "
         "it out"
     ),
     ("accountant = pld", "participation = uniform"): (
-        "fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event"
+        "pld does not support fixed-size cohorts: use rdp, which accounts for them under replace-one"
     ),
     ("accountant = rdp", "cohorts that a cap can cut"): (
-        "poisson cohorts that a cap can cut are accounted by pld: rdp has no such event"
+        "rdp does not support poisson cohorts that a cap can cut: use pld"
     ),
     ("accountant = paper", "adaptive clipping or turns, unit = example"): (
-        "accountant paper has no adaptive clipping, no turns and no examples: take pld or rdp"
+        "accountant paper supports no adaptive clipping, no turns and no unit = example: use pld or rdp"
     ),
     ("a sweep", "plan.clients_in = disk"): "plan.clients_in = disk supports single runs only: use host or device",
     (
         "a sweep",
         "eval_every, checkpoint_every",
-    ): "a sweep scores each run at its end, and records it then: leave it out",
-    ("a sweep", "patience"): "patience belongs to run and compare: use --halving",
-    ("halving", "select = none"): "halving chooses on validation examples: leave out --select none",
+    ): "a sweep scores and records each run only at its end: leave it out",
+    ("a sweep", "patience"): "patience applies to run and compare only: use --halving",
+    ("halving", "select = none"): "halving selects by validation scores: leave out --select none",
     ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change them",
-    ("an axis of rounds", "halving, budget = steps"): "the rounds of each run are set by the other: leave the axis out",
+    ("an axis of rounds", "halving, budget = steps"): "it determines the rounds of each run: leave the axis out",
     ("an audit", "unit = example, noise = banded, participation = cyclic"): (
         "an audit assumes users' uploads, and independent noise and cohorts"
     ),

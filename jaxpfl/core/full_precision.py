@@ -115,6 +115,6 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
         if float(jnp.finfo(kind).eps) * size > _ROUNDING * differ > 0:
             more = ", or work in double precision (JAX_ENABLE_X64=true in the environment)" * (kind == jnp.float32)
             raise JaxpflError(
-                f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: take a common "
-                f"center off{more}"
+                f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: subtract a "
+                f"common center{more}"
             )
