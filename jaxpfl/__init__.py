@@ -1,10 +1,10 @@
-"""jaxpfl: personalized federated learning and estimation, every round one compiled JAX program.
+"""jaxpfl: personalized federated learning and estimation, with every round as one compiled JAX program.
 
-The names here are the notebook's: ``load`` a data set, ``federate`` it (or ``stack_clients`` your own arrays), ``fit``
-a method. A method of your own is a `Method` around a builder of an `Algorithm`.
+To use the package from Python, ``load`` a data set, ``federate`` it (or ``stack_clients`` your own arrays), and ``fit``
+a method. To define your own method, write a function that builds an `Algorithm`, and wrap it in a `Method`.
 
-They are imported, and JAX with them, when the first of them is used: the command line must be able to answer a Ctrl-C
-before that.
+The names of this module, and JAX, are imported when one of the names is first used, so that the command line can handle
+Ctrl-C before these slow imports.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ _MODULES = {
     **{name: f"jaxpfl.core.{name}" for name in ("participation", "protocol", "randomness", "trees", "types")},
     **{name: f"jaxpfl.uploads.{name}" for name in ("compression", "robust")},
 }
-"""Modules of other packages that are attributes of this one."""
+"""Attributes of this package that are modules of its subpackages -> their full names."""
 
-if not TYPE_CHECKING:  # to which every name would be one of ours
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
@@ -96,7 +96,7 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
         if not name.startswith("_"):
             module = _MODULES.get(name, f"jaxpfl.{name}")
             try:
-                return importlib.import_module(module)  # its packages need no import of their own
+                return importlib.import_module(module)  # so that ``jaxpfl.models`` works after ``import jaxpfl`` alone
             except ModuleNotFoundError as error:
                 if error.name != module:
                     raise

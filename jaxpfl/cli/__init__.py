@@ -1,4 +1,4 @@
-"""The command line, the only package that uses tyro; heavy imports happen once signals are watched."""
+"""The command line. Only this package uses tyro, and it imports heavy packages after it has set up signal handling."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from jaxpfl.support import signals
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of the ``jaxpfl`` command, which passes the arguments to `app.run`.
+    """Entry point of the ``jaxpfl`` command.
 
     Args:
-      argv: the arguments; None for this process's own, which Ctrl-C and SIGTERM then end in one line.
+      argv: arguments of the command. If None, the process's arguments are used, and Ctrl-C and SIGTERM end the process
+        with a one-line message.
     """
     status: object = None
     if argv is None:
         signals.watch()
     given = sys.argv[1:] if argv is None else argv
     shared = any(argument.split("=")[0] == "--distributed" for argument in given)
-    # Before JAX is imported: `distributed` reports a lost process in one line, instead of XLA's log. Level 1 is JAX's
-    # own, which processes that it starts inherit.
+    # Silence XLA's log, because `distributed` reports a lost process in one line; XLA reads the variable when JAX is
+    # imported. Level 1 is JAX's own default, which a parent process that imported JAX passes on.
     if shared and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:

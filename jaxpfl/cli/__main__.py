@@ -1,4 +1,4 @@
-"""``python -m jaxpfl.cli``."""
+"""Entry point of ``python -m jaxpfl.cli``."""
 
 from jaxpfl.cli import main
 

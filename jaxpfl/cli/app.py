@@ -1,4 +1,4 @@
-"""Dispatch of the command line; JAX and other heavy packages are imported inside commands."""
+"""Dispatch of the command line to its commands, which import JAX and other heavy packages when they are called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALONE: dict[str, str] = {
     "sweep": "Train methods over a grid of settings, choose on validation examples, and report on test.",
     "recommend": "Describe a federation, and print the map's nearest cells, their best method and the command to run.",
 }
-"""Commands in a module of their own, see `commands_of`."""
+"""Commands, each in its own module (see `commands_of`), and their purpose."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
@@ -34,7 +34,7 @@ FOLDERS: dict[str, str] = {
     "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
-"""Commands about existing results, in ``jaxpfl.cli.folders``."""
+"""Commands in ``jaxpfl.cli.folders``, which mostly concern existing results, and their purpose."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "papers": "Tables and figures of the papers, with the printed values beside ours: list, run NAME, show.",
@@ -47,17 +47,26 @@ _MODULES = {
     "winners": "jaxpfl.benchmarks.winners.commands",
     "recommend": "jaxpfl.benchmarks.winners.recommend_command",
 }
-"""Modules of the benchmarks' commands, which are installed beside the package."""
+"""Commands and groups whose modules are not in ``jaxpfl.cli`` -> their modules, which belong to the benchmarks."""
 
 
 def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[..., None]]:
-    """Commands of a group or module that the arguments need; all of its commands if no arguments are passed."""
+    """Return the commands of a group or module.
+
+    Args:
+      name: name of the group or module.
+      args: arguments of the command line, from which a module may derive which commands and defaults it needs; None to
+        return all commands.
+    """
     commands = importlib.import_module(_MODULES.get(name, f"jaxpfl.cli.{name}")).commands
     return commands() if args is None else commands(args)
 
 
 def command_table() -> dict[str, Callable[..., None]]:
-    """Every command by its full name (``jaxpfl papers run``), in the order of ``jaxpfl --help``; each is imported."""
+    """Return all commands by their full names, such as ``jaxpfl papers run``, in the order of ``jaxpfl --help``.
+
+    All modules of commands are imported.
+    """
     alone = [command for name in ALONE for command in commands_of(name, [name])]
     groups: dict[str, Iterable[Callable[..., None]]] = {"": [*training.commands([]), *commands_of("folders"), *alone]}
     groups |= {name: commands_of(name) for name in GROUPS}
@@ -69,7 +78,7 @@ def command_table() -> dict[str, Callable[..., None]]:
 
 
 def run(args: list[str]) -> None:
-    """Run one command. User errors are one line, with exit status 2."""
+    """Run one command. An error of the user is printed on one line, and the exit status is then 2."""
     settle()
     try:
         with warnings.catch_warnings():
@@ -97,14 +106,14 @@ def run(args: list[str]) -> None:
 
 
 def _group() -> Any:
-    """The module `jaxpfl.support.distributed` if this process is one of several, else None."""
+    """Return the module `jaxpfl.support.distributed` if this process is one of several, else None."""
     group = sys.modules.get("jaxpfl.support.distributed")
     return group if group and group.has_started() else None
 
 
 def _users_own(error: Exception) -> str | None:
-    """Message for an error of the user's or the machine's; None for a defect."""
-    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder taken away
+    """Return the message for an error that the user or the machine caused; None for a defect of the program."""
+    if isinstance(error, OSError) and error.strerror:  # for example, a full disk or a deleted folder
         return error.strerror if error.filename is None else f"{error.strerror}: {printable(str(error.filename), 200)}"
     if isinstance(error, JaxpflError | OSError):
         return str(error)
@@ -121,7 +130,7 @@ def _dispatch(args: list[str]) -> None:
 
         print(json.dumps({"version": __version__}) if args[1:] else __version__)
         return
-    if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
+    if args[:1] == ["bench"]:  # the benchmarks are a separate folder and parse their options themselves
         with _stopped_by_exception():
             importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
         return
@@ -137,7 +146,7 @@ def _dispatch(args: list[str]) -> None:
 
 @contextmanager
 def _stopped_by_exception() -> Iterator[None]:
-    """Make signals raise, so that code that started processes can stop them."""
+    """Context manager in which signals raise SystemExit, so that code that started processes can stop them."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         print("interrupted", file=sys.stderr)
@@ -159,17 +168,17 @@ def _choose(
     args: list[str],
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run the command named by the first argument, or print its help on request.
+    """Run the command named by the first argument, or print help if the arguments ask for it.
 
     Args:
-      commands: functions, one for each command, whose parameters are its flags (see `parsing.flags_of`).
-      prog: words before the arguments, such as ``jaxpfl data``.
-      description: purpose of the commands together.
-      args: the arguments.
-      others: commands dispatched earlier, with their descriptions.
+      commands: one function for each command; its parameters are the command's flags (see `parsing.flags_of`).
+      prog: words before the arguments, such as ``jaxpfl privacy``.
+      description: description of the commands as a group.
+      args: arguments after ``prog``.
+      others: names and descriptions of further commands, which are dispatched elsewhere but listed in the help.
 
     Raises:
-      JaxpflError: if there is no such command, or the arguments are not its own; and any that it raises.
+      JaxpflError: if there is no such command, if it does not accept the arguments, or if the command raises the error.
     """
     known = {command.__name__.replace("_", "-"): command for command in commands}
     names = [*known, *others]
@@ -198,7 +207,7 @@ def _choose(
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     group = sys.modules.get("jaxpfl.support.processes")
-    if group and not group.is_first():  # the first process reports it
+    if group and not group.is_first():  # the first process prints the same warning
         return
     if issubclass(category, JaxpflWarning):
         print(f"warning: {message}", file=sys.stderr)

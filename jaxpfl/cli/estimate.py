@@ -1,4 +1,4 @@
-"""``jaxpfl estimate``: a command for every registered study."""
+"""The group ``jaxpfl estimate``, which has a command for every registered study."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxpfl.studies import registry
 
 
 def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ...]:
-    """The commands of the group.
+    """Return the commands of the group.
 
     Args:
-      args: the arguments; of the studies only the one that they name is imported, all unless given. The other commands
-        have a name and a text for ``--help``, no more.
+      args: arguments after ``estimate``. Only the study that they name is imported; the other commands have only the
+        name and description that ``--help`` shows. If None, all studies are imported.
     """
     named = [argument.replace("_", "-") for argument in args[:1]] if args is not None else list(registry.STUDIES)
     found: list[Callable[..., None]] = []
@@ -29,7 +29,7 @@ def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ..
 
 
 def _command(name: str) -> Callable[..., None]:
-    """A study's command, with flags for its settings, its options if any, and its output."""
+    """Return the command of a study, with flags for its settings, its options (if any) and its output."""
     study = registry.get(name)
 
     def command(settings: Any, to: Output, options: Any = None) -> None:

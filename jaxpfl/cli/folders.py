@@ -1,4 +1,4 @@
-"""Commands about existing results: report, runs, compare-runs, check; and completion in a shell."""
+"""Commands about existing results (report, runs, compare-runs, check), and the command for shell completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, the only thing on stand
 
 
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
-    """The commands, the same for all arguments."""
+    """Return the commands, which do not depend on the arguments."""
     del args
     return report, runs, compare_runs, check, completion
 
@@ -36,8 +36,9 @@ def report(
     """Write one self-contained HTML page about runs, sweeps and studies, finished or not.
 
     Args:
-        output: The HTML file; report.html in the folder unless given, of several folders in the current one.
-        data_dir: Folder of the data sets, for pictures of the splits; as in the run unless given.
+        output: HTML file to write. Unless given, it is report.html in the folder of results, or in the current folder
+            if the page is about several folders.
+        data_dir: Folder of the data sets, for plots of the splits; as in the run unless given.
     """
     from jaxpfl.runs.reports.report import write
 
@@ -82,8 +83,9 @@ def compare_runs(
 
 
 def check(folders: _Folders = MISSING, json: _Json = False) -> None:
-    """Check result folders: checksums, completeness, and that each summary matches its files; exit status 2 if
-    anything is damaged.
+    """Check result folders: checksums, completeness, and that each summary matches its files.
+
+    The exit status is 2 if anything is damaged.
     """
     from jaxpfl.runs.reports.folders import check as checked
 
@@ -109,7 +111,7 @@ def completion(
 ) -> None:
     """Print the script that completes commands and flags in a shell.
 
-    Load it there: source <(jaxpfl completion bash), or from a file that it is written to once, which is faster.
+    Load the script with source <(jaxpfl completion bash). It is faster to save it in a file once and source that file.
     """
     from jaxpfl.cli.app import command_table
     from jaxpfl.cli.parsing import print_completion
@@ -118,7 +120,7 @@ def completion(
 
 
 def _is_page(path: Path) -> bool:
-    """True for a page of ours, which a newer one may replace."""
+    """Return whether a file is a report of jaxpfl, which a newer report may replace."""
     try:
         with opened(path) as file:
             head = file.read(300)

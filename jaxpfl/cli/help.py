@@ -1,4 +1,4 @@
-"""Output of ``--help``: a line of usage, the flags in groups, and the methods, as wide as the terminal."""
+"""Texts of ``--help``, wrapped to the terminal's width: usage, flags in groups, and methods."""
 
 from __future__ import annotations
 
@@ -41,11 +41,17 @@ _MOST_NEEDED = {
     *("--cohort", "--rounds", "--lr", "--seeds", "--set", "--grid", "--budget"),
     *("--privacy.epsilon", "--privacy.delta", "--output", "--resume", "--config", "--json"),
 }
-"""The flags of a run that ``--help`` shows; ``--help-all`` shows all."""
+"""Flags of a run that ``--help`` shows. ``--help-all`` shows all flags."""
 
 
 def group_help(name: str, text: str, commands: dict[str, str]) -> str:
-    """The help of a command group, with each command's purpose."""
+    """Return the help of a command group.
+
+    Args:
+      name: name of the group, such as ``jaxpfl privacy``.
+      text: description of the group.
+      commands: name of each command -> its purpose.
+    """
     ending = f"{name} COMMAND --help explains a command's flags."
     lines = [*filled(f"usage: {name} COMMAND [flags]"), "", *filled(text), "", "commands"]
     return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])
@@ -54,14 +60,14 @@ def group_help(name: str, text: str, commands: dict[str, str]) -> str:
 def command_help(
     name: str, command: Callable[..., Any], flags: Sequence[Flag], more: str = "", *, whole: bool = False
 ) -> str:
-    """The help of one command.
+    """Return the help of one command.
 
     Args:
-      name: name of the command, ``jaxpfl run``.
-      command: the command; its docstring's paragraphs come first.
+      name: full name of the command, such as ``jaxpfl run``.
+      command: function of the command; the help begins with the text of its docstring.
       flags: flags of the command.
-      more: lines that follow the docstring, such as the known methods.
-      whole: whether to show every flag, also a run's.
+      more: text after the docstring, such as a list of the methods.
+      whole: whether to show all flags of a run, not only the most needed ones.
     """
     places = [flag for flag in flags if flag.positional]
     shown = [flag.name if flag.default is REQUIRED else f"[{flag.name}{' ...' * flag.many}]" for flag in places]
@@ -83,17 +89,17 @@ def command_help(
 
 
 def summary(command: Callable[..., Any]) -> str:
-    """The first paragraph of a command's docstring."""
+    """Return the first paragraph of a command's docstring."""
     return _paragraphs(command)[0]
 
 
 def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_line: bool = False) -> list[str]:
-    """Names with the text of each beside it or, if the name is long, below it.
+    """Format names and their texts as lines in two columns; the text of a long name begins on the line below.
 
     Args:
-      rows: (name, text).
-      column: column at which texts begin; after the longest name unless given.
-      one_line: cut texts so that each row is one line, if the terminal is wide enough.
+      rows: pairs (name, text).
+      column: column at which the texts begin; by default, after the longest name.
+      one_line: whether to cut the texts so that each fits on one line.
     """
     rows, lines = list(rows), []
     column = column or _column(rows)
@@ -109,7 +115,7 @@ def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_lin
 
 
 def filled(text: str, indent: str = "") -> list[str]:
-    """A paragraph in lines, each behind the indent."""
+    """Wrap a paragraph into lines; each begins with the indent."""
     return console.filled(text, indent, _WIDEST)
 
 
@@ -126,12 +132,12 @@ def _group(flag: Flag) -> str:
         return "output"
     if flag.owner is None or issubclass(flag.owner, Options):
         return _OWN
-    owner: type = flag.owner  # of a part of the settings where the settings extend it
+    owner: type = flag.owner  # may be a base class of a class in `_GROUPS`
     return next((group for settings, group in _GROUPS.items() if issubclass(settings, owner)), _SETTINGS)
 
 
 def label(flag: Flag) -> str:
-    """A flag as typed, with the kind of its value."""
+    """Return a flag as it is typed, with a placeholder for its value, such as ``--rounds INT``."""
     if flag.positional:
         return flag.name
     if flag.kind is bool:
@@ -141,25 +147,25 @@ def label(flag: Flag) -> str:
 
 
 def flag_text(flag: Flag) -> str:
-    """A flag's text, with its choices and its default."""
+    """Return the help text of a flag, with its choices and its default."""
     text = flag.text
     if flag.choices and not all(choice in text for choice in flag.choices):
         text = f"{text} One of {', '.join(flag.choices)}."
     if flag.default is REQUIRED:
         return f"{text} (required)"
-    if flag.default is None or isinstance(flag.default, bool):  # nothing happens, or the text explains it
+    if flag.default is None or isinstance(flag.default, bool):  # such a default needs no words, or the text has them
         return text
     default = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple) else str(flag.default)
     return f"{text} (default: {default})" if default else text
 
 
 def _column(rows: Iterable[tuple[str, str]]) -> int:
-    """Column of texts beside names; the text of a longer name begins on the next line."""
+    """Return the column at which texts begin: after the longest name, but at most `_COLUMN`."""
     return min(_COLUMN, max(len(name) for name, _ in rows) + 4)
 
 
 def describe(args: Sequence[str]) -> str:
-    """Describe the methods among the arguments of a command, or else all."""
+    """Describe the methods named in the arguments of a command; if none is named, list all methods."""
     from jaxpfl.algorithms import METHODS
 
     named = [METHODS[name] for name in args if name in METHODS]

@@ -1,4 +1,4 @@
-"""Flags about results that several commands share, and the output of a study's results."""
+"""Flags for output, which several commands share, and functions that write a study's results."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ QUIET = "--quiet"
 
 @dataclass(frozen=True)
 class WriteFlags:
-    """Treatment of earlier results, and of progress and notes."""
+    """Flags for replacing earlier results, and for progress and notes."""
 
     force: bool = False
-    """Replace the earlier results of the same command in --output; a folder with anything else in it is refused."""
+    """Replace earlier results of the same command in --output; a folder that contains anything else is refused."""
     quiet: bool = False
-    """Print the result and errors alone: no progress, no notes, no warnings (--strict makes errors of them)."""
+    """Print only the result and errors: no progress, notes or warnings (--strict turns warnings into errors)."""
 
     def check_force(self, output: Path | None, *, resume: bool) -> None:
-        """Refuse ``--force`` where it does not say what it replaces.
+        """Check that ``--force`` is used only with ``--output`` and without ``--resume``.
 
         Raises:
-          JaxpflError: without ``--output``, and with ``--resume``.
+          JaxpflError: if it is not.
         """
         if self.force and resume:
             raise JaxpflError("--resume continues the earlier results and --force replaces them: give one")
@@ -42,7 +42,11 @@ class WriteFlags:
             raise JaxpflError("--force replaces the folder that --output names: give --output too")
 
     def notes(self, *, writes: bool = True) -> Console:
-        """Standard error, for progress and notes; silent under ``--quiet`` and where another process ``writes``."""
+        """Return a console on standard error for progress and notes.
+
+        Args:
+          writes: whether this process prints; the console is silent if not, or if ``--quiet`` is given.
+        """
         return Console(stderr=True, quiet=self.quiet or not writes)
 
     def note(self, text: str) -> None:
@@ -53,53 +57,54 @@ class WriteFlags:
 
 @dataclass(frozen=True)
 class Session(WriteFlags):
-    """Destination of a run's results, and use of an earlier run."""
+    """Flags of a run for its output, resuming, tracking, and several processes."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Run folder; runs/COMMAND-DATA-HASH unless given."""
     resume: bool = False
     """Continue an earlier run of the same config from its last checkpoint."""
     config: Path | None = None
-    """TOML or YAML file of flags and methods (methods = ["local", "adaped"]), or a run folder's config.json; what is
-    given on the command line wins."""
+    """TOML or YAML file with flags and methods (methods = ["local", "adaped"]), or a run folder's config.json; flags on
+    the command line take precedence."""
     json: bool = False
-    """Print the summary as one JSON object, the only thing on standard output."""
+    """Print the summary as one JSON object and nothing else on standard output."""
     strict: bool = False
     """Turn warnings into errors."""
     profile: bool = False
     """Write a trace of a few rounds of each method to RUN/profile, for xprof or TensorBoard."""
     tensorboard: bool = False
-    """Write TensorBoard's event files to RUN/tensorboard too: means over the seeds, by method and round."""
+    """Also write TensorBoard event files to RUN/tensorboard: means over the seeds, by method and round."""
     mlflow: Annotated[str | None, arg(metavar="URI")] = None
-    """Send each method's records to MLflow too: the address of its server, or a folder (needs the extra mlflow)."""
+    """Also send each method's records to MLflow: address of its server, or a folder (needs the extra mlflow)."""
     wandb: Annotated[str | None, arg(metavar="PROJECT")] = None
-    """Send each method's records to this project of Weights & Biases too (needs the extra wandb)."""
+    """Also send each method's records to this Weights & Biases project (needs the extra wandb)."""
     explain_plan: bool = False
-    """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
+    """Show how the run would be executed and why, and how much memory it would need; nothing is trained or written."""
     distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
-    """Share the run with other processes: host and a free port of process 0, the same in each; auto finds all three
-    under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Process 0 prints and writes."""
+    """Share the run with other processes: host and a free port of process 0, the same for every process. With auto, the
+    address, --processes and --process are detected under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Only process 0
+    prints and writes."""
     processes: int | None = None
     """Number of processes of a distributed run."""
     process: int | None = None
-    """This process's number in a distributed run, from 0."""
+    """Number of this process in a distributed run, from 0."""
     distributed_token: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File with a secret that all processes of a distributed run share, readable by you alone; or the variable
-    JAXPFL_DISTRIBUTED_TOKEN holds it. Needed unless the address is localhost."""
+    """File with a secret that all processes of a distributed run share; only you may be able to read it. The variable
+    JAXPFL_DISTRIBUTED_TOKEN can give the secret instead. Needed unless the address is localhost."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Destination of the results."""
+    """Flags of a study for its output."""
 
     json: bool = False
-    """Print the results as one JSON object, the only thing on standard output."""
+    """Print the results as one JSON object and nothing else on standard output."""
     output: Annotated[Path | None, NEW_FOLDER] = None
-    """Folder for summary.json and plots: a new or empty one, or one with earlier results of the same study."""
+    """Folder for summary.json and plots; it may be new, empty, or contain earlier results of the same study."""
 
 
 _NOTE = ".results.json"
-"""Note in a folder that names the owner of the results being moved into it, as the summary is written last."""
+"""File that names the study while its results are moved into a folder, in which the summary is not yet written."""
 
 
 def write(
@@ -109,14 +114,17 @@ def write(
     files: str = "summary.json, plots/",
     again: Sequence[str] = (),
 ) -> None:
-    """Write a study's results and its plots if a folder was asked for, and print JSON if that was.
+    """Write a study's results and plots into the output folder, if there is one, and print the results as JSON.
+
+    JSON is printed only if ``to.json`` is true.
 
     Args:
-      result: result of the study.
-      to: the destination.
-      draw: writes the plots into a given folder, and other files beside it; returns the plots.
-      files: contents of the output folder, in words.
-      again: the command that gives the same results; kept in the folder's summary.
+      result: results of the study.
+      to: output flags.
+      draw: function that writes the plots into a given folder, and other files into its parent; returns the plots'
+        paths.
+      files: description of the output folder's content, for the message.
+      again: command line that reproduces the results; stored in the summary.
     """
     from jaxpfl.support.files import jsonable
 
@@ -129,7 +137,7 @@ def write(
 
 
 def claim(folder: Path, study: str) -> None:
-    """Refuse a folder with anything but earlier results of the study, which may be replaced."""
+    """Refuse an output folder that contains anything other than earlier results of the same study."""
     try:
         others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
@@ -143,7 +151,7 @@ def claim(folder: Path, study: str) -> None:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """Summary in a folder, or the note of an interrupted move; empty if neither can be read."""
+    """Return the summary in a folder, or else the note of an interrupted move; empty if neither can be read."""
     from jaxpfl.support.files import read_json
 
     for name in (SUMMARY, _NOTE):
@@ -155,15 +163,17 @@ def _earlier(folder: Path) -> dict[str, Any]:
 
 
 def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], list[Path]]) -> dict[str, Any]:
-    """Write the results into a folder by way of one beside it: earlier results stay until all new ones are written.
+    """Write the results of a study into a folder, and replace its earlier results.
 
-    They are then moved. A kill in the middle leaves no summary, but a note that lets the same study write there again.
+    All files are first written into a temporary folder, and then moved. If the process is killed during the move, the
+    folder has no summary, but a note (`_NOTE`), so that the same study may write there again.
 
     Returns:
-      The results with their ``files``, which a later call of the same study may replace, and ``plots`` among them.
+      The results with the entries ``plots`` (names of the plots) and ``files`` (names of all files, plots included,
+      which the same study may replace later).
 
     Raises:
-      JaxpflError: if a file of one of these names is not among the earlier results.
+      JaxpflError: if a file would be overwritten that is not part of the earlier results.
     """
     from jaxpfl.support.files import write_json
 
@@ -179,7 +189,7 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
         write_json(place / SUMMARY, result)
         known = sorted({*names, *(before if isinstance(before, list) else [])})
         write_json(folder / _NOTE, {"study": result.get("study"), "files": known})
-        (folder / SUMMARY).unlink(missing_ok=True)  # old and new files together are nobody's results
+        (folder / SUMMARY).unlink(missing_ok=True)  # a mixture of old and new files must not look like results
         (folder / "plots").mkdir(exist_ok=True)
         for name in [*names, SUMMARY]:
             os.replace(place / name, folder / name)

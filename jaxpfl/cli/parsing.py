@@ -1,4 +1,4 @@
-"""Flags of a command from its signature, and its arguments checked against them. The only file that calls tyro."""
+"""Derivation of a command's flags from its signature, and checks of its arguments. Only this file calls tyro."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ REGISTRY = ConstructorRegistry()
 
 
 def fields_of(settings: type, given: Any) -> list[StructFieldSpec]:
-    """The fields of a dataclass in their form as text, with an instance's defaults if one is passed."""
+    """Return the fields of a settings dataclass for tyro, with the types that can be written as text.
+
+    Args:
+      settings: dataclass.
+      given: instance with the defaults; None to use the dataclass's defaults.
+    """
     types, texts = _types(settings), _texts(settings)
     found = []
     for f in dataclasses.fields(settings):
@@ -50,20 +55,20 @@ def fields_of(settings: type, given: Any) -> list[StructFieldSpec]:
 
 @REGISTRY.struct_rule
 def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The fields of a dataclass in their form as text; tyro itself would read their annotations."""
-    if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # not tyro's own
+    """Make tyro use `fields_of` for the dataclasses of this package, instead of the fields' annotations."""
+    if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # tyro's dataclasses
         return None
     given = info.default if isinstance(info.default, info.type) else None
     return StructConstructorSpec(info.type, tuple(fields_of(info.type, given)))
 
 
 _types = functools.cache(functools.partial(get_type_hints, include_extras=True))
-"""The annotations of the fields of a dataclass."""
+"""Function that returns the annotations of a dataclass's fields."""
 
 
-@functools.cache  # a docstring is found by parsing the source of its class
+@functools.cache  # slow, because the docstrings are found by parsing the source code
 def _texts(settings: Any) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and its base classes."""
+    """Return the docstrings below the fields of a dataclass and its base classes."""
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
         if dataclasses.is_dataclass(kind):
@@ -73,7 +78,7 @@ def _texts(settings: Any) -> dict[str, str]:
 
 
 REQUIRED: Any = MISSING
-_PLAIN: Any = arg()  # without a name, metavar or help of its own
+_PLAIN: Any = arg()  # has no name, metavar or help
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,15 +86,16 @@ class Flag:
     """A flag or positional argument of a command.
 
     Attributes:
-      name: name as written, ``--plan.runs``; for a positional argument its name in the usage line, ``METHOD``.
-      kind: type of one value: int, float, str or Path; bool for a switch, which takes none.
-      text: text of the help.
-      default: the value if it is not given; REQUIRED if it must be.
-      choices: the allowed values; empty if the kind is the only restriction.
-      many: whether it takes any number of values.
-      positional: whether it is given by position.
-      place: requirement on an output path that is checked before the command runs.
-      owner: the dataclass whose field it sets; None for a parameter of the command itself.
+      name: name as it is typed, such as ``--plan.runs``; for a positional argument, its name in the usage line, such as
+        ``METHOD``.
+      kind: type of a value: int, float, str or Path; bool for a switch, which takes no value.
+      text: help text.
+      default: value if the flag is omitted; REQUIRED if it must not be omitted.
+      choices: allowed values; empty if all values of the type are allowed.
+      many: whether the flag takes any number of values.
+      positional: whether this is a positional argument.
+      place: requirement on an output path, which is checked before the command runs; None for other values.
+      owner: dataclass whose field the flag sets; None for a parameter of the command itself.
     """
 
     name: str
@@ -104,13 +110,13 @@ class Flag:
 
     @property
     def off(self) -> str:
-        """Name of the flag that turns a switch off, ``--plan.no-donate``."""
+        """Name of the flag that turns this switch off, such as ``--plan.no-donate``."""
         path, _, last = self.name.removeprefix("--").rpartition(".")
         return f"--{path}.no-{last}" if path else f"--no-{last}"
 
 
 def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
-    """Flags of a command, in the order of its parameters and their dataclasses' fields."""
+    """Return the flags of a command, in the order of its parameters and of the fields of their dataclasses."""
     hints = get_type_hints(command, include_extras=True)
     params = docstring_parser.parse(inspect.getdoc(command) or "").params
     texts = {param.arg_name: " ".join((param.description or "").split()) for param in params}
@@ -131,7 +137,7 @@ def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
             found += _fields(_bare(field.type), field.default, f"{prefix}{field.name.replace('_', '-')}.")
         else:
             flag = _flag(prefix, field.name, field.type, field.default, str(field.helptext or ""))
-            # The most basic class that declares the field.
+            # The owner is the first base class that declares the field.
             declares = (cls for cls in reversed(settings.__mro__) if field.name in vars(cls).get("__annotations__", ()))
             found.append(dataclasses.replace(flag, owner=next(declares)))
     return found
@@ -164,7 +170,7 @@ def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
 
 
 def _bare(hint: Any) -> Any:
-    """The type without annotations and None; text if it is a union with text."""
+    """Return the type without Annotated and without None; str if several types remain."""
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -175,7 +181,7 @@ def _bare(hint: Any) -> Any:
 
 _MOST_LISTED = 12
 _SIMILAR = 0.75
-"""Least similarity of a suggestion: a name with two wrong letters of ten has it, another word has not."""
+"""Minimum similarity of a suggested name: high enough for two wrong letters in ten, but not for a different word."""
 _METHOD_FLAGS = ("method", "methods", "algorithm", "algorithms", "algo", "strategy")
 _LARGEST_SEED = 2**32 - 1
 _NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {
@@ -185,16 +191,16 @@ _NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {
 
 
 def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[str]:
-    """The same arguments in one order: flags, then ``--`` and what is given by position.
+    """Check the arguments of a command, and return them in standard order: flags, ``--``, positional arguments.
 
     Args:
       flags: flags of the command.
       args: arguments as they were typed.
-      command: name of the command, ``jaxpfl run``.
+      command: name of the command, such as ``jaxpfl run``.
 
     Raises:
-      JaxpflError: an unknown flag (the nearest is suggested) or argument, a missing one, or a value that the flag does
-        not take.
+      JaxpflError: if a flag is unknown (the message suggests the nearest), a flag does not accept its value, a required
+        flag or argument is missing, or there are too many arguments.
     """
     named = {flag.name: flag for flag in flags if not flag.positional} | {
         flag.off: flag for flag in flags if flag.kind is bool
@@ -203,7 +209,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
     most = math.inf if any(place.many for place in places) else len(places)
     queue, given, canonical = deque(args), set[Flag](), list[str]()
     loose: list[str] = []
-    switch = None  # the last argument, where it was a switch
+    switch = None  # name of the last argument if it was a switch, which a value must not follow
     while queue:
         token = queue.popleft()
         if token == "--":
@@ -246,7 +252,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
 
 
 def _is_flag(token: str) -> bool:
-    """True if it is written as a flag is; -0.1 and -inf are numbers."""
+    """Return whether an argument is written like a flag; -0.1 and -inf are numbers."""
     number = token[1:].strip().lower() in ("inf", "infinity", "nan")
     return token.startswith("-") and token.lstrip("-")[:1].isalpha() and not number
 
@@ -294,7 +300,7 @@ def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: s
     names = sorted(named)
     bare = name.strip("-").replace("-", "_")
     meant = f"--{NAMES_ELSEWHERE.get(bare, bare).replace('_', '-')}"
-    if meant in names:  # also -lr for --lr
+    if meant in names:  # also if only the dashes are wrong, as in -lr
         note = NAME_NOTES.get(NAMES_ELSEWHERE.get(bare, ""), "")
         hint = f": did you mean {meant}{f' ({note})' if note else ''}?"
     elif bare in _METHOD_FLAGS and any(place.name in ("METHOD", "METHODS") for place in places):
@@ -306,7 +312,13 @@ def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: s
 
 
 def _suggestion(text: str, names: Iterable[str], least: float) -> str:
-    """The end of an error message: the most similar name, if any has at least this similarity."""
+    """Return the end of an error message, which suggests the most similar name; empty if none is similar enough.
+
+    Args:
+      text: unknown name.
+      names: known names.
+      least: minimum similarity of a suggestion, in [0, 1].
+    """
     names = list(names)
     whole = {name.lstrip("-"): name for name in names}
     parts = {name.rpartition(".")[2]: name for name in names if "." in name}  # --epsilon for --privacy.epsilon
@@ -327,10 +339,10 @@ HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
 def bind_arguments(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:
-    """The call of a command with checked arguments.
+    """Return a function that calls a command with the given arguments, which `check_arguments` has returned.
 
     Raises:
-      JaxpflError: if they do not parse.
+      JaxpflError: if tyro cannot parse the arguments.
     """
 
     @functools.wraps(command)
@@ -341,7 +353,7 @@ def bind_arguments(command: Callable[..., None], name: str, args: Sequence[str])
     try:
         with redirect_stderr(said):
             call = tyro.cli(later, prog=name, args=args, config=(DisallowNone,), registry=REGISTRY)
-    except SystemExit:  # an unforeseen error, which tyro prints in a box
+    except SystemExit:  # an error that `check_arguments` did not find; tyro prints it in a box of line characters
         text = "".join(" " if char in "│╭╮╰╯─|+" else char for char in said.getvalue())
         raise JaxpflError(f"{name}: {' '.join(text.split())}") from None
     print(said.getvalue(), end="", file=sys.stderr)
@@ -349,14 +361,19 @@ def bind_arguments(command: Callable[..., None], name: str, args: Sequence[str])
 
 
 def print_completion(commands: Mapping[str, Callable[..., None]], shell: str) -> None:
-    """Print tyro's completion script of commands, by their full names such as ``jaxpfl papers run``."""
+    """Print tyro's completion script for a shell.
+
+    Args:
+      commands: full name of each command, such as ``jaxpfl papers run``, -> its function.
+      shell: name of the shell, such as bash.
+    """
     kinds: dict[str, list[Any]] = {}
     for name, command in commands.items():
         *group, own = name.split()[1:]
         kinds.setdefault(" ".join(group), []).append(Annotated[command, subcommand(name=own)])
     top = kinds.pop("")
     top += [Annotated[functools.reduce(operator.or_, inner), subcommand(name=group)] for group, inner in kinds.items()]
-    with suppress(SystemExit):  # the script ends with it
+    with suppress(SystemExit):  # raised by tyro after it has printed the script
         tyro.cli(
             functools.reduce(operator.or_, top),
             prog="jaxpfl",

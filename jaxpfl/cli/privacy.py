@@ -1,4 +1,4 @@
-"""``jaxpfl privacy``: epsilon of given noise, noise for a given epsilon, and ``audit``, a test of a method's claim."""
+"""The group ``jaxpfl privacy``: calculators for epsilon and noise, and ``audit``, which tests a method's claim."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Claim:
     rounds: int
-    """R."""
+    """Number of rounds R."""
     delta: float
-    """delta of the claim."""
+    """Delta of the claim."""
     sampling_rate: float | None = None
-    """q: each client takes part in a round with this probability (poisson); all of them in every round unless given."""
+    """Probability q with which each client takes part in a round (poisson); all clients take part in every round unless
+    given."""
     clients: int | None = None
-    """m, needed with --cohort or --cap; a delta of 1 / m or more causes a warning."""
+    """Number of clients m, needed with --cohort or --cap; a delta of 1 / m or more causes a warning."""
     cohort: int | None = None
-    """Size of cohorts drawn uniformly without replacement; accounted by rdp under replace-one."""
+    """Size of cohorts that are drawn uniformly without replacement; these need --accountant rdp and replace-one."""
     cap: int | None = None
-    """Poisson cohorts are cut to at most this many."""
+    """Maximum size of Poisson cohorts; larger cohorts are cut to it."""
     cycle: int | None = None
-    """Rounds between two turns of a client (cyclic); in a turn, it takes part with probability --sampling-rate."""
+    """Number of rounds from one turn of a client to its next turn (cyclic); in its turn, a client takes part with
+    probability --sampling-rate."""
     bands: int | None = None
-    """Bands of correlated noise, at most the cycle; independent noise unless given."""
+    """Number of bands of correlated noise, at most the cycle; independent noise unless given."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Neighbouring data sets: one user added or removed, or one user's data replaced; unless given, the first if the
-    sampling allows it."""
+    """Relation between neighbouring data sets: one user is added or removed, or one user's data are replaced; unless
+    given, the first if the sampling allows it, else the second."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
-    """pld (tight), rdp, or paper (Theorem 5 as printed: not a valid bound)."""
+    """Accountant: pld (tight), rdp, or paper (Theorem 5 as printed, which is not a valid bound)."""
 
 
 _Shared = Annotated[_Claim, arg(name="")]
@@ -50,25 +52,25 @@ _Json = Annotated[bool, arg(help="Print one JSON object; these commands always d
 
 
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
-    """Commands of the group, the same for all arguments."""
+    """Return the commands of the group, which do not depend on the arguments."""
     del args
     return epsilon, noise, paper, audit
 
 
 def epsilon(noise_multiplier: float, claim: _Shared, json: _Json = False) -> None:
-    """The epsilon of a run: clipped uploads are summed with Gaussian noise in every round.
+    """Compute the epsilon of a run in which Gaussian noise is added to the sum of clipped uploads in every round.
 
     Args:
-        noise_multiplier: z: the noise's standard deviation over the clipping norm.
+        noise_multiplier: Noise multiplier z, the standard deviation of the noise divided by the clipping norm.
     """
     _print(_claim_json(_plan(noise_multiplier, claim), claim))
 
 
 def noise(epsilon: float, claim: _Shared, json: _Json = False) -> None:
-    """The noise multiplier that an epsilon needs.
+    """Compute the noise multiplier for a given epsilon.
 
     Args:
-        epsilon: The target.
+        epsilon: Epsilon of the claim.
     """
     from jaxpfl.privacy import accountant_named, calibrate
 
@@ -88,21 +90,22 @@ def paper(
     sigma2: float = 0.0,
     json: _Json = False,
 ) -> None:
-    """Theorem 5 of the paper beside sound values for the same noise.
+    """Compare the epsilon of the paper's Theorem 5 with valid values for the same noise.
 
-    end_of_round: noise of the same variance added to the sum after the local steps. per_step: noise in every local
-    step, as printed. zero_out: a user's data are present or not; replace_one: they are replaced by another user's.
+    In the results, per_step means noise in every local step, as in the theorem, and end_of_round means noise of the
+    same variance added to the sum after the local steps. With zero_out, a user's data are present or absent; with
+    replace_one, they are replaced by another user's data.
 
     Args:
-        c1: Clip of a local step's gradient.
-        sigma1: Noise of a local step.
-        clients_per_round: K.
-        clients: m.
-        tau: Local steps of a round.
-        steps: T: local steps in all.
-        delta: delta of the claim.
-        c2: Clip of psi's gradient; 0 leaves psi out.
-        sigma2: Noise of psi's step.
+        c1: Clipping norm of the gradient in a local step.
+        sigma1: Standard deviation of the noise in a local step.
+        clients_per_round: Number of clients K in a round.
+        clients: Number of clients m.
+        tau: Number of local steps in a round.
+        steps: Total number of local steps T.
+        delta: Delta of the claim.
+        c2: Clipping norm of psi's gradient; 0 leaves psi out.
+        sigma2: Standard deviation of the noise in psi's step.
     """
     from jaxpfl.privacy.claim import check_delta
     from jaxpfl.privacy.comparison import theorem5_beside_sound
@@ -159,31 +162,33 @@ def _claim_json(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
 def _print(value: dict[str, Any]) -> None:
     from jaxpfl.support.files import jsonable
 
-    print(json.dumps(jsonable(value), indent=2))  # JSON has no infinity
+    print(json.dumps(jsonable(value), indent=2))  # jsonable replaces infinity, which JSON does not have
 
 
 @dataclass(frozen=True)
 class _AuditedRun(RunConfig):
     set: UseAppendAction[tuple[str, ...]] = ()
-    """A hyper-parameter or option of the method, name=value; may be repeated."""
+    """Hyper-parameter or option of the method, name=value; may be repeated."""
 
 
 @dataclass(frozen=True)
 class _Audit:
     worlds: int = 400
-    """Runs of the game with one canary, about half of them with it; more show more."""
+    """Number of runs (worlds) in the audit with a single canary, which takes part in about half of them; more runs can
+    show a larger epsilon."""
     worlds_delta: float = 0.1
-    """delta at which that game's bound and the claim are compared; 0.01 to 0.2 shows most."""
+    """Delta at which that audit's bound and the claim are compared; values from 0.01 to 0.2 show most."""
     canaries: int | None = None
-    """Clients that are canaries in the one-run audit; all, but 500 at most, unless given."""
+    """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
+    given."""
     canary_runs: int = 1
-    """Runs of the one-run audit, whose canaries are counted together."""
+    """Number of times the audit with a single run is repeated; the canaries of all repetitions are counted together."""
     confidence: float = 0.95
-    """Confidence of each bound."""
+    """Confidence level of each bound."""
     plot: Annotated[Path | None, NEW_FILE] = None
     """PNG file for a plot of the worlds' scores."""
     json: bool = False
-    """Print one JSON object, the only thing on standard output."""
+    """Print one JSON object and nothing else on standard output."""
 
 
 def audit(
@@ -193,11 +198,11 @@ def audit(
 ) -> None:
     """Try to refute a method's privacy claim, on the data and settings of a run.
 
-    Clients with detectable uploads (canaries) take part in the run's own rounds: one of them in many runs, with it and
-    without, and many in one run, each included by a fair coin. Both give a lower bound on epsilon, to be compared with
-    the claim. Noise and cohorts are also tested against the accounted ones. Exits with status 1 if the claim is
-    refuted; a claim that is not refuted is not proved. Flags that only score or store a run (--seeds, --eval-every,
-    ...) have no effect.
+    Canaries are clients whose uploads are easy to detect. One audit makes many runs, with and without a single canary;
+    another audit makes one run with many canaries, each of which a coin flip includes or leaves out. Each audit gives a
+    lower bound on epsilon, which is compared with the claim. The noise and the cohorts are also tested against those
+    that the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is not
+    proved. Flags that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
     """
     from jaxpfl.audit import audit as play
     from jaxpfl.audit import subject_of

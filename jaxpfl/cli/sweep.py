@@ -1,4 +1,4 @@
-"""``jaxpfl sweep``: many settings of one or more methods, as few programs."""
+"""The command ``jaxpfl sweep``, which runs many settings of one or more methods as few compiled programs."""
 
 from __future__ import annotations
 
@@ -30,46 +30,47 @@ T = TypeVar("T")
 @read_help
 @dataclass(frozen=True)
 class Draws:
-    """Points drawn from the ranges of a grid."""
+    """Settings for points drawn from the ranges of a grid."""
 
     random: int = setting(0, range=Range(0, 1_000_000), unit="points")
-    """Points to draw from the ranges of --grid."""
+    """Number of points to draw from the ranges of --grid."""
     random_seed: int = setting(0, range=Range(0, 2**32 - 1))
-    """Seed of the draw."""
+    """Seed of the points drawn from ranges."""
 
 
 @dataclass(frozen=True)
 class _Axes(Draws):
-    """The grid as flags."""
+    """Flags of the grid."""
 
     grid: UseAppendAction[tuple[str, ...]] = ()
-    """An axis, NAME=V,V,... or NAME=log:LOW:HIGH:N or NAME=linear:LOW:HIGH:N (without N a range, for --random); NAME is
-    any flag (lr, clients, privacy.epsilon, cohort=.1m for a share of the clients) or METHOD.name; may be repeated."""
+    """Axis of the grid: NAME=V,V,... or NAME=log:LOW:HIGH:N or NAME=linear:LOW:HIGH:N (without :N, a range for
+    --random). NAME is a flag (lr, clients, privacy.epsilon, cohort=.1m for a share of the clients) or METHOD.name; may
+    be repeated."""
 
 
 @dataclass(frozen=True)
 class _Session(WriteFlags):
-    """Destination of a sweep, and use of an earlier one."""
+    """Flags of a sweep for its output, resuming, and Ray."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Sweep folder; runs/sweep-DATA-HASH unless given."""
     resume: bool = False
-    """Continue an earlier sweep: only what is missing or failed runs; methods, values, draws and seeds may be added."""
+    """Continue an earlier sweep with its missing and failed runs; methods, values, draws and seeds may be added."""
     config: Path | None = None
-    """TOML or YAML file of flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"), or the sweep.json of a
-    sweep folder; what is given on the command line wins."""
+    """TOML or YAML file with flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"), or a sweep folder's
+    sweep.json; flags on the command line take precedence."""
     json: bool = False
-    """Print the summary as one JSON object, the only thing on standard output."""
+    """Print the summary as one JSON object and nothing else on standard output."""
     ray: str | None = None
-    """Have Ray run the groups of runs: the address of a cluster whose machines all see the folder, or local, which
-    starts one here, for several GPUs (needs the extra ray)."""
+    """Run the sweep on a Ray cluster: address of a cluster whose machines can all access the folder, or local, which
+    starts a cluster on this machine to use several GPUs (needs the extra ray)."""
 
 
 _SESSION = _Session()
 
 
 class _File(NamedTuple):
-    """A config file of a sweep."""
+    """Content of a sweep's config file."""
 
     config: RunConfig = RunConfig()
     methods: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ class _File(NamedTuple):
 
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
-    """The command; a config file among the arguments gives the defaults of its flags."""
+    """Return the command; a config file named in the arguments determines the defaults of its flags."""
     path = named_file(args)
     file = _File() if path is None else _read(path)
     flags = Flags(**vars(file.config))
@@ -105,7 +106,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def _read(path: str) -> _File:
-    """A config file: flags of a run and of the sweep, methods, and a table ``grid``; or a sweep folder's definition."""
+    """Read a config file of a sweep, or the ``sweep.json`` of a sweep folder."""
     given = read_file(path)
     if is_stored(given):
         stored = stored_definition(given, Path(path))
@@ -123,7 +124,7 @@ def _read(path: str) -> _File:
 
 
 def _part(part: type[T], values: dict[str, Any]) -> T:
-    """A part of a sweep, built from a file's values, which are removed from the file's mapping."""
+    """Make a dataclass of settings from the values of its fields, which are removed from ``values``."""
     names = [name for name in inspect.signature(part).parameters if name in values]
     made = part(**{name: values.pop(name) for name in names})
     check(made)

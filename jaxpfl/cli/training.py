@@ -1,4 +1,4 @@
-"""Commands that train, and commands about data and runs: compare, run, data, export."""
+"""The commands compare and run, which train, and the commands data and export."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
 @dataclass(frozen=True)
 class Flags(RunConfig):
-    """The fields of a run as flags."""
+    """Flags of a run's config."""
 
     set: UseAppendAction[tuple[str, ...]] = ()
-    """A method's own hyper-parameter or option, METHOD.name=value (in run also name=value); may be repeated."""
+    """Hyper-parameter or option of a method, METHOD.name=value (with run, also name=value); may be repeated."""
 
 
 _SESSION = Session()
 
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
-    """The commands; a config file among the arguments gives the defaults of their flags."""
-    path = named_file(args)  # read before the flags, so that it gives their defaults
+    """Return the commands; a config file named in the arguments determines the defaults of their flags."""
+    path = named_file(args)
     file = ConfigFile() if path is None else read(path)
     flags = Flags(**vars(file.config))
     data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
@@ -86,14 +86,14 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         output: Annotated[Path | None, NEW_FOLDER] = None,
         config: Path | None = None,
     ) -> None:
-        """List the data sets, describe a split (sizes and classes of its clients), or convert it to files.
+        """List the data sets, describe a split (sizes and classes of its clients), or convert the split to files.
 
         Args:
             json: Print one JSON object.
-            plot: PNG file for a picture of the split, for describe.
-            output: Folder to make, for convert: --data federation:FOLDER then takes the clients from there, where they
-                may be larger than memory (--plan.clients-in disk).
-            config: TOML or YAML file of flags.
+            plot: PNG file for a plot of the split (describe).
+            output: Folder to create (convert). --data federation:FOLDER then reads the clients from there; they may be
+                larger than memory (--plan.clients-in disk).
+            config: TOML or YAML file with flags.
         """
         _about(action, settings, json, plot, output)
 
@@ -108,17 +108,17 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         data_dir: str | None = None,
         json: bool = False,
     ) -> None:
-        """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
+        """Write the models of a finished run as .npz files: clients' personalised models and the global model.
 
         Args:
-            output: Folder to make; RUN/models unless given.
-            method: One of the run's methods; all unless given.
-            clients: Ids of clients; all unless given.
-            seed: One of the run's seeds; the first unless given.
-            only_global: Write the global models only.
-            per_client: Write a file for each client, not one with all.
-            data_dir: Where the data lie now.
-            json: Print what was written as one JSON object.
+            output: Folder to create; RUN/models unless given.
+            method: Method of the run to export; all methods unless given.
+            clients: Ids of the clients to export; all clients unless given.
+            seed: Seed of the run to export; the first seed unless given.
+            only_global: Write only the global models.
+            per_client: Write one file for each client, instead of one file with all clients.
+            data_dir: Current folder of the data sets, if it was moved since the run.
+            json: Print the manifest of the files as one JSON object.
         """
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
         _export(run, output, data_dir, json, only_global=only_global, **wanted)
@@ -127,7 +127,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def named_file(args: list[str]) -> str | None:
-    """The argument of ``--config``; None without one."""
+    """Return the value of ``--config`` in the arguments; None if it is not given."""
     for i, text in enumerate(args):
         if text == "--config" and i + 1 < len(args):
             return args[i + 1]
@@ -179,7 +179,7 @@ def _experiment(
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(run_folder.lock(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
-        # From here on there is something to resume.
+        # If a signal ends the process from here on, its message says how to resume the run.
         stack.enter_context(signals.noted(lambda: kept if writes and (folder / "config.json").exists() else ""))
         opened = partial(open_folder, folder, experiment, resume=session.resume, force=session.force)
         changes = processes.on_first(opened)
@@ -187,7 +187,7 @@ def _experiment(
             session.note(f"resuming {folder} with {'; '.join(changes)}")
         distributed.note(kept)
         given, headline = [experiment], experiment.headline
-        del experiment  # `run_methods` may free its examples
+        del experiment  # so that `run_methods` holds the only reference and may free the examples
         with Terminal(err, headline) as reporter:
             try:
                 summary = run_methods(given.pop(), folder, reporter, trackers, traced=session.profile)
@@ -207,7 +207,7 @@ def _experiment(
 
 
 def _start(settings: RunConfig, session: Session) -> None:
-    """Start JAX on all cores of this process, or as one process of a distributed run."""
+    """Set up JAX: use all CPU cores of this process, or join the other processes of a distributed run."""
     from jaxpfl.engine import use_cpu_cores
 
     if session.distributed is None:
@@ -229,7 +229,7 @@ def _start(settings: RunConfig, session: Session) -> None:
 
 
 def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
-    """The requested trackers, ready to use; a missing requirement is an error before the run begins."""
+    """Create the requested trackers; this raises if a package is missing, before the run begins."""
     from jaxpfl.runs.tracking import MLflow, TensorBoard, WandB
 
     if session.tensorboard:
@@ -259,10 +259,10 @@ _DESCRIBE = "jaxpfl data describe"
 
 
 def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, output: Path | None) -> None:
-    """List the data sets, describe a split or convert it, as ``action`` says.
+    """List the data sets, describe a split or convert it, depending on ``action``.
 
     Raises:
-      JaxpflError: for an output that the action does not write, and what the data sets raise.
+      JaxpflError: if a flag does not apply to the action, or the data set cannot be loaded or split.
     """
     from jaxpfl import data
 
