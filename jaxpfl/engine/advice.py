@@ -1,4 +1,4 @@
-"""Warnings of a run: settings that change nothing, unusual rates, and data or claims that are doubtful."""
+"""Warnings about a run: settings without effect, unusual learning rates, doubtful data, and doubtful privacy claims."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from jaxpfl.uploads.robust import attack_of
 
 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
-    """Warn of settings without effect, unusual rates and asynchronous rounds of all clients; ``strict`` refuses them.
+    """Warn about settings without effect, unusual learning rates, and asynchronous rounds with all clients.
 
     Args:
       specs: one run for each method, all with the same settings.
       newcomers: whether there are unseen clients.
-      strict: turn warnings into errors.
+      strict: whether to raise errors instead of warnings.
 
     Raises:
-      JaxpflError: for hyper-parameters outside their range, and unknown names.
+      JaxpflError: if a hyper-parameter is out of range, or if a name is unknown.
     """
     server_rates = [np.max(getattr(spec.hp, "server_lr", 0.0)) for spec in specs]
     if specs[0].server_optimizer != "sgd":
@@ -60,7 +60,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn of runs that differ in their seeds and in a value at once; ``strict`` refuses them."""
+    """Warn about (``strict``: refuse) a sweep whose values have different seeds, which mixes both effects."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -79,10 +79,10 @@ def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
 def check_federation(
     federation: Federation, unseen: Federation | None, task: str | Task | None, *, strict: bool = False
 ) -> None:
-    """Warn of data that cannot be scored, or are doubtful; ``strict`` refuses them.
+    """Warn about (``strict``: refuse) clients that cannot be scored because they have no test examples.
 
     Raises:
-      JaxpflError: for unseen clients whose inputs are not like the trained clients' inputs.
+      JaxpflError: if the inputs of unseen clients have another shape than the inputs of trained clients.
     """
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
@@ -102,10 +102,10 @@ def check_federation(
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn about a meaningless claim.
+    """Warn about (``strict``: refuse) a privacy claim whose delta is so large that the claim means nothing.
 
-    Publishing all data of one random client has delta 1 / clients, and publishing one random example of a silo has
-    delta 1 / examples.
+    A method that publishes all data of one random client satisfies a claim with delta = 1 / clients. A method that
+    publishes one random example of a silo satisfies a claim with delta = 1 / examples.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:
@@ -122,11 +122,11 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
 
 def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
-    """Settings that are given but change nothing, each with the reason.
+    """Sentences about settings that differ from their defaults but have no effect, each with the reason.
 
     Args:
-      specs: one run for each method, all with the same settings. A setting is used if one method uses it, and counts as
-        not given at its default.
+      specs: one run for each method, all with the same settings. A setting has an effect if at least one method uses
+        it.
       newcomers: whether there are unseen clients.
     """
     first, methods = specs[0], [spec.method for spec in specs]

@@ -1,4 +1,4 @@
-"""A run with its data: everything checked and put together, and made a `Simulation`; for `fit` and every command."""
+"""Builder of simulations for `fit` and all commands: it checks a run's settings against its data and combines them."""
 
 from __future__ import annotations
 
@@ -52,24 +52,29 @@ from jaxpfl.uploads import compression, robust
 
 
 def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Simulation:
-    """The compiled programs of a run.
+    """Build the simulation of a run.
+
+    Args:
+      spec: settings of the run.
+      federation: clients that are trained.
+      unseen: clients that are never trained, if any.
 
     Raises:
-      JaxpflError: as `assemble`.
+      JaxpflError: if `assemble` raises it.
     """
     return assemble(spec, federation, unseen).simulation()
 
 
 def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Assembled:
-    """A run with its data, everything checked.
+    """Check a run's settings against its data, and combine them.
 
     Args:
-      spec: the run.
-      federation: the clients that are trained.
+      spec: settings of the run.
+      federation: clients that are trained.
       unseen: clients that are never trained, if any.
 
     Raises:
-      JaxpflError: for settings that the data do not allow, and unknown names.
+      JaxpflError: if the data do not allow a setting, or if a name is unknown.
     """
     check_settings([spec], newcomers=unseen is not None)
     federation = single(federation)
@@ -83,17 +88,17 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
 def put_together(
     spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
 ) -> Assembled:
-    """A run whose shared parts (task and graph) are given.
+    """Like `assemble`, with a given task and a given graph, which several runs can share.
 
     Args:
-      spec: the run.
-      federation: the clients that are trained.
+      spec: settings of the run.
+      federation: clients that are trained.
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
 
     Raises:
-      JaxpflError: as `assemble`.
+      JaxpflError: if the data do not allow a setting, or if a name is unknown.
     """
     if spec.patience is not None:
         _check_patience(spec.patience, federation, task.kind)
@@ -131,15 +136,15 @@ def put_together(
 
 
 def _check_patience(patience: int, federation: Federation, kind: str) -> None:
-    """Refuse early stopping without validation examples that define a score.
+    """Check that early stopping has a validation score.
 
     Args:
-      patience: the run's patience.
-      federation: its clients.
-      kind: name of its task.
+      patience: patience of the run.
+      federation: clients of the run.
+      kind: name of the run's task.
 
     Raises:
-      JaxpflError: with the remedy.
+      JaxpflError: if no client has validation examples that define a score; the message gives the remedy.
     """
     if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
@@ -155,10 +160,13 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
 
 
 def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
-    """Refuse private work in epochs at rates that depend on the size of the largest client, in every client's upload.
+    """Check that the learning rates of a private run do not depend on the size of the largest client.
+
+    With local epochs, a decaying rate counts the steps of the client with the most examples. Every upload would then
+    reveal this client's size.
 
     Raises:
-      JaxpflError: with the remedy.
+      JaxpflError: if a private run in local epochs has such a rate; the message gives the remedy.
     """
     names = ["anneal"] if work.schedule is not None else ["lr_decay", "anneal"]
     falling = [name for name in names if np.any(np.asarray(getattr(hp, name, 1.0)) != 1)]
@@ -172,19 +180,19 @@ def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assembled:
-    """A run with its data: all inputs of its simulation.
+    """All inputs of a run's simulation.
 
     Attributes:
-      spec: the description of the run.
+      spec: settings of the run.
       task: model, loss and metrics.
-      federation: the clients that are trained.
-      unseen: the clients that arrive at the end, if any.
-      hp: the method's hyper-parameters; leaves [] or [S].
-      cohorts: the draw of the cohorts.
-      mechanism: clipping and noise, calibrated; None where nothing is private, or users are and nothing is uploaded.
-      work: the local work, with the mechanism of uploads and the graph of the clients.
-      attackers: the clients that attack, [m] bool; None where nobody does. Under an attack on labels the federation
-        has theirs.
+      federation: clients that are trained. After an attack on labels, it contains the attackers' flipped labels.
+      unseen: clients that are never trained, if any.
+      hp: hyper-parameters of the method, leaves [] or [S].
+      cohorts: sampling of the cohorts.
+      mechanism: calibrated clipping and noise; None if the run is not private, or if users are protected and nothing is
+        uploaded.
+      work: local work, including the mechanism of the uploads and the graph of the clients.
+      attackers: true for each client that attacks, [m] bool; None without an attack.
       availability: dropout, stragglers and the time model.
     """
 
@@ -200,12 +208,13 @@ class Assembled:
     availability: Availability = RELIABLE
 
     def simulation(self) -> Simulation:
-        """The compiled programs.
+        """Build the simulation.
 
-        Clients that do not fit on the devices with the states of the runs live elsewhere, if the plan leaves it open.
+        If the clients' data and states do not fit on the devices, they are stored on the host or on disk, unless the
+        plan fixes their storage.
 
         Raises:
-          JaxpflError: if the method refuses the run.
+          JaxpflError: if the method does not support the run.
         """
         algorithm, values = self.algorithm()
         plan = self.spec.plan
@@ -230,7 +239,7 @@ class Assembled:
         return simulation
 
     def _where_there_is_room(self, home: str, of_run: tuple[Any, ...], more: dict[str, Any]) -> Simulation:
-        """The programs with clients on the devices or, if the plan leaves it open, in the first place with room."""
+        """Build the simulation with clients on the devices or, with ``auto``, in the first storage with enough room."""
         plan, runs = self.spec.plan, len(self.spec.seeds)
         try:
             simulation = Simulation(*of_run, **more, plan=plan)
@@ -241,10 +250,10 @@ class Assembled:
             if home == "device" or processes.several():
                 raise
             full = error
-        # A CPU's memory is the host's.
+        # CPU devices use the host's memory, so only the disk can have more room.
         for where in ("disk",) if jax.default_backend() == "cpu" else ("host", "disk"):
             try:
-                # Of several accelerators one takes them.
+                # Streaming supports one accelerator only.
                 one = plan if jax.default_backend() == "cpu" else dataclasses.replace(plan, devices=1)
                 simulation = StreamedSimulation(*of_run, **more, plan=one, where=where)
                 simulation.check_room(runs)
@@ -254,18 +263,21 @@ class Assembled:
         raise full
 
     def algorithm(self) -> tuple[Algorithm, Any]:
-        """The method's algorithm behind its schedule, mechanism, attackers, aggregate and compressor, and its
-        hyper-parameters.
+        """Build the method's algorithm and its hyper-parameters.
+
+        The algorithm is wrapped in the schedule, the privacy mechanism, the attack, the robust aggregation and the
+        compressor of the run, as far as there are any.
 
         Raises:
-          JaxpflError: if the method refuses the run.
+          JaxpflError: if the method does not support the run.
         """
         spec, method = self.spec, self.spec.method
         work = self.work
         privacy, schedule = work.privacy, work.schedule
         work = dataclasses.replace(work, schedule=None)
         if _is_registered(method) and method.releases is None and work.step_noise is None:
-            # It leaves privacy to `privatize`: held in its functions, every noise multiplier would be another program.
+            # `privatize` adds the mechanism below. If the method's functions captured the mechanism, each noise
+            # multiplier would need its own program.
             work = dataclasses.replace(work, privacy=None)
         compressor = None if spec.compress is None else compression.resolve(spec.compress)
         attack = None if spec.attack is None or self.attackers is None else robust.attack_of(spec.attack)
@@ -304,7 +316,7 @@ class Assembled:
         return algorithm, values
 
     def _one_client(self) -> Splits:
-        """Shapes of one client's view of its data; made without a trace, as such a fit asks for them each time."""
+        """Shapes of one client's view of its data, computed without a trace, because each fit needs them."""
         number = jax.ShapeDtypeStruct((), np.int32)
 
         def view(split: ClientData) -> ClientData:
@@ -314,10 +326,11 @@ class Assembled:
         return Splits(*map(view, self.federation.splits))
 
     def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
-        """Privacy plans of so many runs, [S] (None for one without noise); None where nothing is private.
+        """Privacy plan of each run, [S], or None for a run without noise; None if the runs are not private.
 
         Raises:
-          JaxpflError: for a run that cannot be accounted, and mechanism settings that are not one for each run.
+          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism has another number of values than
+            there are runs.
         """
         mechanism = self.mechanism
         if mechanism is None:
@@ -339,12 +352,16 @@ class Assembled:
 
 
 def _is_registered(method: Method) -> bool:
-    """True for a method of jaxpfl: of another one it is unknown how it makes its upload."""
+    """True if the method is one of jaxpfl's own. It is not known how another method computes its upload."""
     return method is algorithms.METHODS.get(method.name)
 
 
 def _check_private(method: Method, algorithm: Algorithm, task: Task, work: LocalWork, privacy: Mechanism) -> None:
-    """Refuse a method whose uploads the mechanism does not cover."""
+    """Check that the privacy mechanism covers the method's uploads.
+
+    Raises:
+      JaxpflError: if it does not.
+    """
     able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
     exclusions.check(
         {
@@ -362,15 +379,15 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
 
 
 def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
-    """Arguments of `plan_of` and `calibrated` that follow from the run: what its method releases in its rounds.
+    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe what the method releases in a round.
 
     Args:
-      spec: the run, of a method that uploads.
-      hp: its hyper-parameters.
-      steps: tau.
+      spec: settings of a run whose method uploads.
+      hp: hyper-parameters of the method.
+      steps: number tau of local steps.
     """
     method = spec.method
-    # A step w - lr (gradient + (decay + prox) w) must not stretch what was added before: |1 - lr (decay + prox)| <= 1.
+    # A step w - lr (gradient + (decay + prox) w) must not amplify noise of earlier steps: |1 - lr (decay + prox)| <= 1.
     pull = getattr(hp, "weight_decay", 0.0) + getattr(hp, "prox", 0.0)
     stretches = np.any(getattr(hp, "lr", 0.0) * pull > 2)
     return {
@@ -384,7 +401,7 @@ def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
 
 
 def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> LocalWork:
-    """The local work of all clients, without mechanism and graph."""
+    """Local work of all clients, without a privacy mechanism and without a graph."""
     sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
     work = LocalWork(
         np.concatenate(sizes),
@@ -404,10 +421,10 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 
 
 def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Task) -> tuple[np.ndarray, Federation]:
-    """The clients that attack, [m] bool, and the data that all train on.
+    """Draw the clients that attack, [m] bool, and make the data on which all clients train.
 
     Raises:
-      JaxpflError: for a share of the clients that is nobody or everybody, and flipped labels that are not classes.
+      JaxpflError: if no client or every client would attack, or if the attack flips labels that are not classes.
     """
     chosen = robust.drawn(np.asarray(federation.client_ids), spec.attackers, spec.attack_seed)
     if robust.attack_of(attack).change is not None:
@@ -418,41 +435,43 @@ def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Tas
 
 
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
-    """Graph of the clients that the method needs, the user's or one by a space; None if it needs none.
+    """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbours.
 
-    The default space "data" compares whole distributions and costs no training.
+    None if the method does not need a graph. The default space of the neighbours is "data", which compares the
+    distributions of the clients' inputs and needs no training.
 
     Args:
-      spec: the run.
-      federation: the clients that are trained.
+      spec: settings of the run.
+      federation: clients that are trained.
       task: result of `task_of`.
-      named: name of a given graph in messages, such as its file's name.
+      named: name of a given graph in messages, such as the name of its file.
 
     Raises:
-      JaxpflError: for a graph without edges, more neighbours than there are other clients, and as `client_graph`.
+      JaxpflError: if the graph has no edges, if there are fewer other clients than neighbours, or if `client_graph`
+        raises it.
     """
     if not spec.method.graph:
         return None
     space, graph = "given", spec.graph
     if not isinstance(graph, Graph):
         space, near, others = graph or "data", spec.neighbours or NEIGHBOURS, federation.num_clients - 1
-        if near > max(others, NEIGHBOURS):  # the default is for any number of clients
+        if near > max(others, NEIGHBOURS):  # the default is allowed for any number of clients
             raise JaxpflError(f"neighbours must be at most {others}, the number of the other clients, got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
-    if not graph.edges:  # its states have no rows, which no checkpoint holds
+    if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
         raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")
     return graph
 
 
 def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
-    """The draw of the cohorts by name (`participation.of`); Poisson by default if the uploads are private, cyclic if
-    their noise is banded.
+    """Sampling of the cohorts (`participation.of`).
 
-    A Poisson cohort has by default enough slots for a round with probability at least 1 - 1e-6, or one for every
-    client with the accountant rdp, which cannot handle truncated cohorts.
+    If uploads are private, the default is Poisson sampling, or cyclic sampling with banded noise. By default, a Poisson
+    cohort has so many slots that they suffice in a round with probability at least 1 - 1e-6. With the accountant rdp,
+    which does not support truncated cohorts, there is a slot for every client.
 
     Raises:
-      JaxpflError: as `participation.of`.
+      JaxpflError: if `participation.of` raises it.
     """
     cohort, kind, cap, cycle = spec.cohort, spec.participation, spec.cohort_cap, spec.cycle
     if kind is None and spec.is_private and cohort not in (None, num_clients):
@@ -466,10 +485,16 @@ def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
 def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any]) -> Any:
     """Build the method's algorithm.
 
+    Args:
+      method: method to build.
+      task: model, loss and metrics.
+      work: local work of the clients.
+      options: static options of the method, by name.
+
     Raises:
-      JaxpflError: for static options that are unknown, have the wrong type, or have neither a value nor a default; for
-        a method and an algorithm of which only one is pooled or asynchronous; for a server optimizer that a method with
-        a ``server_lr`` could not use; and as the builder raises.
+      JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if only one of
+        method and algorithm is pooled or asynchronous; if the algorithm cannot use the server optimizer because its
+        server gets single uploads; or if the method's own builder raises it.
     """
     known = method.options
     for name in known.keys() - options.keys():
@@ -510,4 +535,4 @@ _KINDS: Mapping[type, Kind] = {
     str: instance_of("a text", str),
     tuple: instance_of("a list", tuple, list),
 }
-"""Type of an option's default -> kind of the values that are allowed."""
+"""Kind of the allowed values of an option, by the type of the option's default."""

@@ -1,15 +1,17 @@
-"""Graph of a federation's clients: an edge between two if either is among the k nearest neighbours of the other.
+"""Graph of a federation's clients: two clients share an edge if one is among the k nearest neighbours of the other.
 
-Distances are in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a
-Gaussian kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone
-for a few rounds from a common start ("models"). The first two ignore labels, and are of no use if clients differ in
-these alone. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on
-the run's seed.
+The distance of two clients is computed in one of three spaces (Zhao et al., section II-A):
 
-Of more than `graphs.MOST_EXACT` clients the graph is approximate, and depends on their order.
+- "data": the maximum mean discrepancy of the clients' inputs, with a Gaussian kernel;
+- "features": the distance of the covariance matrices of the clients' inputs;
+- "models": the distance of models that each client has trained alone for a few rounds from a common start.
 
-It is computed on the host before a run. In a deployment clients would upload the compared vector once; this is not
-counted among the bytes of a run.
+The first two ignore labels, so they cannot separate clients that differ only in their labels. They leave out examples
+with a value that is not finite. The graph does not depend on the order of the clients, on padding or on the run's seed.
+With more than `graphs.MOST_EXACT` clients, it is approximate and does depend on the order of the clients.
+
+The graph is computed on the host before a run. In a deployment, each client would upload its vector once for this
+comparison. The bytes of a run do not include this upload.
 """
 
 from __future__ import annotations
@@ -38,13 +40,12 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 SPACES = ("data", "features", "models")
 NEIGHBOURS = 5
 RANDOM_FEATURES = 1024
-"""Random features of the kernel; squared discrepancies are accurate to about 1/32."""
+"""Number of random features that approximate the kernel. Squared discrepancies are then accurate to about 1/32."""
 MOST_FEATURES = 128
-"""Inputs with more features are projected to this number at random, which preserves distances of covariances to some 10
-%; a client's matrix takes 33 kB.
-"""
+"""Largest number of features without a projection. Inputs with more features are projected at random to this number of
+features, which preserves distances of covariances to about 10 %. A client's matrix then takes 33 kB."""
 MOST_COMPARED = 1000
-"""Number of examples from which the kernel's bandwidth is computed."""
+"""Largest number of examples from which the kernel's bandwidth is computed."""
 LOCAL_ROUNDS = 10
 """Rounds of local training before models are compared."""
 
@@ -52,18 +53,19 @@ LOCAL_ROUNDS = 10
 def client_graph(
     space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
 ) -> Graph:
-    """Graph that joins a federation's clients to their k nearest neighbours; its nodes are in stack order.
+    """Graph that joins each client to its k nearest neighbours. Its nodes are in the order of the federation.
 
     Args:
       space: "data", "features" or "models".
-      federation: the trained clients, whose training inputs are compared.
-      task: model to train for "models", initialised with key 0.
-      work: local steps for "models", in each of `LOCAL_ROUNDS` rounds of ``local`` at its own hyper-parameters.
-      neighbours: k; all others, if there are fewer.
+      federation: trained clients, whose training inputs are compared.
+      task: task whose model is trained for "models", initialised with key 0.
+      work: local work for "models", in each of `LOCAL_ROUNDS` rounds of the method ``local`` with its default
+        hyper-parameters.
+      neighbours: number k of neighbours; all other clients, if there are fewer than k.
 
     Raises:
-      JaxpflError: for an unknown space, less than one neighbour, except for "models" inputs that are not one array of
-        real numbers, and as `graphs.nearest`.
+      JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and inputs are
+        not one array of real numbers, or if `graphs.nearest` raises it.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
@@ -74,12 +76,12 @@ def client_graph(
 
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
-    """`client_graph` for "data" or "features", which need no training."""
+    """`client_graph` for the spaces "data" and "features", which do not need a task."""
     return graphs.nearest(_input_vectors(space, federation), neighbours)
 
 
 def _input_vectors(space: str, federation: Federation) -> Array:
-    """Vectors that represent the clients' inputs in a space, [m, ...]."""
+    """Array that represents each client's inputs in a space, [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         raise JaxpflError(f"graph = {space} needs inputs that are one array of real numbers: use graph = models")
@@ -100,7 +102,10 @@ def _input_vectors(space: str, federation: Federation) -> Array:
 
 
 def _each(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:
-    """Apply a function to one client after the other, padded to a length of its class: only the vectors are held."""
+    """Apply a function to each client, one after the other, so that only the results [m, ...] are in memory.
+
+    Clients are padded to a few lengths (`size_classes`), so that few programs are compiled.
+    """
     sizes, examples = np.asarray(clients.size), jax.tree.map(jnp.asarray, clients.examples)
     lengths = size_classes(sizes)
     vectors: list[Array] = []
@@ -121,10 +126,10 @@ def _map_clients(vector: Callable[[Array, Array], Array], clients: ClientData) -
 
 
 def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
-    """Median distance between different examples, the usual bandwidth; 1 if all are equal.
+    """Median distance between different examples, the usual bandwidth of a kernel; 1 if all examples are equal.
 
-    It uses at most `MOST_COMPARED` examples: equally many first ones of each client, or one of each of the first
-    clients by id.
+    At most `MOST_COMPARED` examples are compared: the first examples of every client, the same number for each. If
+    there are more clients than `MOST_COMPARED`, only the first example of the clients with the smallest ids is used.
     """
     compared = np.argsort(client_ids)[:MOST_COMPARED]
     each = max(1, MOST_COMPARED // len(compared))
@@ -134,12 +139,12 @@ def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
     squares = (sample**2).sum(axis=1)
     apart = squares[:, None] + squares - 2 * sample @ sample.T
     apart = apart[np.triu_indices(len(sample), 1)]
-    apart = apart[apart > 1e-12 * max(squares.max(initial=0), 1e-300)]
+    apart = apart[apart > 1e-12 * max(squares.max(initial=0), 1e-300)]  # equal examples differ by rounding errors only
     return float(np.median(np.sqrt(apart))) if len(apart) else 1.0
 
 
 def _models(federation: Federation, task: Task, work: LocalWork) -> Array:
-    """Each client's parameters after some rounds of local training from a common start."""
+    """Each client's parameters after `LOCAL_ROUNDS` rounds of local training from a common start, [m, parameters]."""
     together = start_from(task, task.init(jax.random.key(0)))
     alone = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0, privacy=None)
     local, m = algorithms.get("local"), federation.num_clients

@@ -1,7 +1,8 @@
-"""Execution plans: choices of speed and memory that never change results (beyond the order of additions).
+"""Execution plans: choices of speed and memory, which change results at most by the order of additions.
 
-The precision of products is the exception, and stands here because it is a choice of the hardware's units: what is
-computed is the same, and how far the numbers drift is in ``docs/records/performance.md``. Its default changes nothing.
+The precision of matrix products is an exception. It is part of the plan because it chooses arithmetic units of the
+hardware, not another computation. Its default is full precision; ``docs/records/performance.md`` reports the rounding
+errors of the other choices.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.host_memory import readable
 
-_CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
-_LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
-_MOST_DEALT = 64  # clients per device up to which an uneven cohort costs more than moving states (see benchmarks)
-_MOST_DEVICES = sys.maxsize  # that ``auto`` takes
+_CACHE_BYTES = 256 * 1024  # bytes of parameters of a block of clients that fit in a CPU core's cache
+_LARGEST_BLOCK = 128  # a CPU gains nothing from more clients in one operation
+_MOST_DEALT = 64  # with at most so many clients per device, moving states costs less than an uneven cohort (benchmarks)
+_MOST_DEVICES = sys.maxsize  # largest number of devices that ``auto`` uses
 
 
 def _choice(*names: str, count: bool = False) -> Kind:
-    """One of the names or, where it says so, a count, as a number or as text."""
+    """Kind of a setting that is one of the names or, if ``count``, a positive number, as an integer or as text."""
     *others, last = *names, *(["a positive number"] if count else [])
 
     def holds(value: Any) -> bool:
@@ -44,40 +45,43 @@ class ExecutionPlan:
     """Choices of speed and memory.
 
     Raises:
-      JaxpflError: for a value that a setting does not take.
+      JaxpflError: if a setting has a value that is not allowed.
     """
 
     devices: str | int = setting("auto", kind=_choice("auto", count=True), unit="devices")
-    """Devices that share the clients; auto takes all, at most one for each client of the cohort."""
+    """Number of devices that share the clients; auto uses all devices, but at most one for each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
-    """Clients at once on a device: map runs one after the other (the working set stays in the cache), vmap the whole
-    cohort at once, a number that many; auto chooses by backend and model size."""
+    """Clients that a device trains in one vectorised operation: map trains one client after the other (the working set
+    stays in the cache), vmap trains the whole cohort at once, and a number gives the size of a block of clients. auto
+    chooses by backend and model size."""
     runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
-    """The same for the axis of seeds and settings: map, vmap or auto."""
+    """Execution of several seeds and settings: map runs one after the other, vmap runs all in one vectorised operation,
+    and auto chooses."""
     rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
-    """Most rounds of one compiled call, after which it returns to Python."""
+    """Largest number of rounds in one compiled call, before it returns to Python."""
     donate: bool = setting(True)
-    """Reuse the state's buffers for the next state; without it both are held."""
+    """Reuse the buffers of a state for the next state; otherwise both states are in memory."""
     convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
-    """Convolutions and pools of a user's own model: as products of patches with each client's kernel, plain as the
-    model has them, or auto, which is products but for single clients on an accelerator."""
+    """Form of the convolutions and pools in a user's own model: products computes them as matrix products of patches
+    with each client's kernel, plain keeps the model's own operations. auto chooses plain for single clients on an
+    accelerator, and products otherwise."""
     precision: Literal["float32", "tf32", "bfloat16"] = setting("float32", kind=_choice("float32", "tf32", "bfloat16"))
-    """Precision of products: float32, tf32 (operands rounded to 10 bits on devices that have it, float32 on others),
-    or bfloat16 (the model computes in it; parameters, sums, losses and privacy stay float32). The only choice here
-    that changes results by more than the order of additions."""
+    """Precision of matrix products: float32; tf32 (operands are rounded to 10 bits on devices that support this, and
+    stay float32 on others); or bfloat16 (the model computes in bfloat16, while parameters, sums, losses and privacy
+    stay float32). Only this setting changes results by more than the order of additions."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
-    """Where the clients' data and states live: device; host, its memory, from which a cohort's rows travel while the
-    round before computes; disk, the same with states in memory-mapped files; auto takes the first of these that has
-    room for them."""
+    """Storage of the clients' data and states: device; host, the memory from which a cohort's data and states are
+    copied to the device while the previous round computes; or disk, where the states are in memory-mapped files
+    instead. auto uses the first of these that has enough room."""
 
     folder: str | None = setting(None, unless_given="the system's folder unless given, for at most 1 GiB")
-    """Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; a
-    run that is stored keeps states in its own folder instead."""
+    """Folder for temporary files with the clients' states (clients_in = disk). These files have no names and vanish
+    with the process. A run with a run folder stores the states there instead."""
 
     model_shards: int = setting(1, range=COUNT, unit="devices")
-    """Devices that hold one client's model and states together, each a part of every array; the other factor of
-    plan.devices shares the clients. For models larger than a device."""
+    """Number of devices that share one client's model and states, for models larger than one device. Each array is
+    sharded over these devices. The clients are distributed over plan.devices / plan.model_shards groups of devices."""
 
     def __post_init__(self) -> None:
         check(self, prefix="plan.")
@@ -89,16 +93,16 @@ class Resolved(NamedTuple):
     """A plan with every choice made.
 
     Attributes:
-      block: clients that a device runs in one vectorised operation.
-      devices: how many devices share the clients.
-      even: whether the cohort is distributed evenly; else clients work on the device that holds their state.
-      vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
-      reasons: one sentence per choice.
-      form: form of the convolutions and pools in the user's own model; None if it has none to choose for.
-      home: where the clients live; None for the devices.
-      matmul: precision of products as JAX calls it; None for JAX's own setting, and on a CPU, where it is float32.
-      lowered: the requested precision, and what it does here, if it is not float32.
-      model_shards: how many devices hold one client's model together; each of `devices` stands for so many.
+      block: number of clients that a device runs in one vectorised operation.
+      devices: number of devices, or groups of ``model_shards`` devices, that share the clients.
+      even: whether the cohort is distributed evenly; otherwise clients run on the device that stores their state.
+      vmap_runs: whether seeds and settings are one vectorised axis; otherwise they run one after the other.
+      reasons: one sentence for each choice.
+      form: form of the convolutions and pools in the user's own model; None if the model has none that can be chosen.
+      home: storage of the clients, in words; None if it is the devices.
+      matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
+      lowered: the precision that is used and its effect, if the plan requests another precision than float32.
+      model_shards: number of devices that share one client's model.
       share_bytes: bytes of one client's model on each device.
     """
 
@@ -116,7 +120,7 @@ class Resolved(NamedTuple):
 
     @property
     def all_devices(self) -> int:
-        """Devices in all."""
+        """Total number of devices."""
         return self.devices * self.model_shards
 
 
@@ -130,23 +134,24 @@ def resolve(
     layers: bool = False,
     platform: str | None = None,
 ) -> Resolved:
-    """Resolve the automatic choices.
+    """Resolve the automatic choices of a plan.
 
-    A CPU is fastest with a working set in cache: one client at a time, or as many small models as fit. An
-    accelerator is fastest with the whole cohort.
+    A CPU is fastest if the working set fits in its cache: one client at a time, or as many small models as fit. An
+    accelerator is fastest with the whole cohort at once.
 
     Args:
-      cohort: slots in a cohort.
-      num_clients: m.
+      plan: plan as the user gave it.
+      cohort: number of slots in a cohort.
+      num_clients: number m of clients.
       model_bytes: bytes of one client's model.
-      share_bytes: those on each device, if not all.
-      layers: whether the model has convolutions or pools whose form is to be chosen.
-      platform: the platform that the program is for ("cpu", "cuda", "tpu"), with as many devices as are here; the
-        one that is here unless given.
+      share_bytes: bytes of one client's model on each device, if devices share the model; all bytes by default.
+      layers: whether the model has convolutions or pools whose form can be chosen.
+      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
+        present platform unless given.
 
     Raises:
-      JaxpflError: for more devices than there are, or more than the cohort's slots, a number that the model's shards
-        do not divide.
+      JaxpflError: if the plan wants more devices than are present or than the cohort has slots, or if the number of
+        devices is not a multiple of ``plan.model_shards``.
     """
     backend = platform or jax.default_backend()
     shards, each = plan.model_shards, processes.count()
@@ -206,11 +211,11 @@ def resolve(
 
 
 def _groups_of(plan: ExecutionPlan, shards: int) -> int:
-    """Count the groups of ``shards`` devices; each group holds one client.
+    """Number of groups of ``shards`` devices. The devices of a group share each client's model.
 
     Raises:
-      JaxpflError: for too few devices, for ``plan.devices`` that is not a multiple, and for several processes with
-        shards > 1.
+      JaxpflError: if there are fewer than ``shards`` devices, if ``plan.devices`` is not a multiple of ``shards``, or
+        if there are several processes and ``shards`` > 1.
     """
     present = len(jax.devices())
     if shards > 1 and processes.several():
@@ -226,9 +231,9 @@ def _groups_of(plan: ExecutionPlan, shards: int) -> int:
 
 
 def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[str, str] | None]:
-    """`Resolved.matmul` and `Resolved.lowered`."""
+    """Values of `Resolved.matmul` and `Resolved.lowered`."""
     if plan.precision == "float32":
-        # JAX's own default is less on an accelerator: tf32 on recent GPUs, bfloat16 on TPUs.
+        # JAX's own default is a lower precision on an accelerator: tf32 on recent GPUs, bfloat16 on TPUs.
         return None if backend == "cpu" or full_precision.users_own() else "float32", None
     if plan.precision == "bfloat16":
         return None if backend == "cpu" else "float32", ("bfloat16", "the model's; parameters stay float32")
@@ -249,11 +254,11 @@ def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-"""Platforms for which programs can be lowered."""
+"""Platforms for which a program can be lowered."""
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """The choices as rows (subject, choice, reason)."""
+    """Choices of a resolved plan as table rows (subject, choice, reason)."""
     clients = "one after the other" if resolved.block == 1 else f"{resolved.block} at a time"
     choices = (
         ("devices", str(resolved.all_devices)),

@@ -1,4 +1,4 @@
-"""Example-level privacy of a run: a method's uses of its clients' examples, and the mechanism that covers them."""
+"""Example-level privacy of a run: how a method uses its clients' examples, and the mechanism that protects them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ from jaxpfl.support.errors import JaxpflError
 def uses_of(
     algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
 ) -> list[Ledger]:
-    """Trace one call of every client function in every group, without computing anything, for the ledgers.
+    """Ledgers of a method's uses of examples, found by tracing every client function of every group once.
+
+    Nothing is computed.
 
     Args:
       algorithm: algorithm without a mechanism.
-      method: its name.
-      hp: its hyper-parameters, leaves [] or [S].
+      method: name of the method.
+      hp: hyper-parameters of the method, leaves [] or [S].
+      federation: data of the clients.
+      participation: sampling of the cohorts.
 
     Raises:
-      JaxpflError: for a method that uses an example otherwise than by private gradients.
+      JaxpflError: if the method uses an example for anything but private gradients.
     """
     ledgers: list[Ledger] = []
     some = mechanism_of(np.array([1]), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
@@ -78,17 +82,20 @@ def mechanism_for(
     federation: Federation,
     participation: Participation,
 ) -> SiloMechanism:
-    """Mechanism of a run's silos, calibrated to its budget if one is given.
+    """Mechanism that protects the examples of a run's clients (silos), calibrated to the privacy budget if one is
+    given.
 
     Args:
       spec: run whose `PrivacyConfig` has the unit example.
-      sizes: numbers of training examples, [m].
-      build: makes the method's algorithm, without a mechanism.
-      hp: the method's hyper-parameters.
+      sizes: the clients' numbers of training examples, [m].
+      build: function that makes the method's algorithm, without a mechanism.
+      hp: hyper-parameters of the method.
+      federation: data of the clients.
+      participation: sampling of the cohorts.
 
     Raises:
-      JaxpflError: for a method that uses examples otherwise than by private gradients, settings that the accounting
-        does not cover, and budgets that no noise can meet.
+      JaxpflError: if the method uses an example for anything but private gradients, if the accounting does not cover a
+        setting, or if no noise can meet the budget.
     """
     config, method = spec.privacy, spec.method.name
     assert isinstance(config, PrivacyConfig)
@@ -108,7 +115,8 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training at the end": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """``n_i -> batches`` of the call that draws most; a client is in the cohort of a round or outside it."""
+        """Build ``n_i -> number of batches`` of the call with most batches. Calls are alternatives: a client is either
+        inside or outside a round's cohort."""
         return lambda n: max((sum(access.gradients(n) for access in ledger.accesses) for ledger in of), default=0)
 
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)

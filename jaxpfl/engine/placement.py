@@ -1,4 +1,4 @@
-"""Placement of data and states on the devices, the check that they fit, and CPU cores as devices."""
+"""Placement of data and states on devices, checks of their memory, and CPU cores as devices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Placement(NamedTuple):
     """Devices of a simulation, and the layout of its arrays on them.
 
     Attributes:
-      devices: the devices that the simulation uses.
-      rows: m', the rows of a state: m rounded up to a multiple of the devices.
-      everywhere: layout of replicated arrays.
-      state: layout of a state [S, ...] without a model axis, as a `RunState` of layouts.
-      spread: distribution of clients over the devices; None on one device, or on one group of devices.
-      model: the devices that hold one client's arrays together; None if each device holds whole arrays.
+      devices: devices that the simulation uses.
+      rows: number m' of rows in a state: m, rounded up to a multiple of the number of devices that share the clients.
+      everywhere: sharding of replicated arrays.
+      state: shardings of the arrays of a state [S, ...], as a `RunState`; they ignore the model axis.
+      spread: distribution of clients over the devices; None for one device, or for one group of devices.
+      model: groups of devices that share one client's arrays; None if each device stores whole arrays.
     """
 
     devices: tuple[Device, ...]
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
     model: ModelAxis | None = None
 
     def layout(self, state: RunState) -> RunState:
-        """The layout of every array of a state [S, ...], given as arrays or shapes."""
+        """Sharding of every array in a state [S, ...], which is given as arrays or shapes."""
         layout = jax.tree.broadcast(self.state, state)
         if self.model is None:
             return layout
@@ -59,21 +59,21 @@ class Placement(NamedTuple):
 
     @property
     def own_data(self) -> bool:
-        """True if each device, or group of devices, holds the data of its own clients alone."""
+        """True if each device, or group of devices, stores the data of its own clients only."""
         return self.spread is not None and not self.spread.shared_data
 
 
 def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
-    """Place m clients on the first devices, with equally many devices of each process.
+    """Make the placement of m clients on the first devices, with the same number of devices in each process.
 
     Args:
-      num_clients: m.
+      num_clients: number m of clients.
       devices: number of devices, or groups of ``model_shards`` devices, that share the clients.
       even: whether the cohort is distributed evenly, as in `Spread`.
-      on: platform of the placement, if it is not that of the devices, which then stand for devices of this platform.
-      model_shards: number of devices that hold one client's arrays together.
+      on: platform for which a program is lowered, if it is not the platform of the present devices.
+      model_shards: number of devices that share one client's arrays.
     """
-    # The first devices of each process, in the order of the processes: a process then holds consecutive clients.
+    # Devices are ordered by process, so that each process stores consecutive clients.
     of_process: dict[int, list[Device]] = {}
     for device in jax.devices():
         of_process.setdefault(device.process_index, []).append(device)
@@ -97,14 +97,14 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
 
 
 _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
-"""Arrays of data that need no comparison, by their identities."""
+"""Arrays whose checksums the processes have already compared, by the identities of all arrays in a federation."""
 
 
 def agree_on(federation: Federation, *, for_good: bool = False) -> None:
-    """Compare one checksum of all data between a run's processes, and raise an error if it differs.
+    """Check that all processes of a run have the same data, by one checksum.
 
     Args:
-      federation: the data.
+      federation: data of all clients.
       for_good: whether the arrays never change; they are then compared only once.
 
     Raises:
@@ -121,7 +121,7 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
-    """Return the groups, with clients dealt so that the data of all devices are about equally large."""
+    """Assign the clients of each group to devices such that all devices store about equally many examples."""
     if not placement.own_data:
         return groups
 
@@ -135,16 +135,16 @@ def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: 
 def put(federation: Federation, placement: Placement, group: Group | None = None) -> Federation:
     """Put the data on all devices, or the data of each client on the client's device.
 
-    All parts of a store are as long as the largest part.
+    In the second case, all shards of a store are as long as the largest shard.
 
     Args:
-      federation: the data, on the host or as they lie in another placement.
-      placement: the placement to put the data in.
-      group: the clients' rows, if they are not in the order of the data.
+      federation: data on the host, or on devices with any placement.
+      placement: placement of the result.
+      group: group whose clients the data belong to, if its clients are reordered (`Group.order`).
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
-      JaxpflError: for clients whose examples are not in their store.
+      JaxpflError: if a client refers to examples outside its store.
     """
     for data in federation.all_splits:
         data.check()
@@ -157,7 +157,7 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
     if spread is None and (len(placement.devices) == 1 or not _shares_memory(placement.devices[0].platform)):
         return jax.device_put(federation, placement.everywhere)
     if spread is None or spread.shared_data:
-        # CPU devices share the host's memory: put on one, its buffers serve the others without a copy.
+        # CPU devices share the host's memory, so the buffers of the first device serve the others without a copy.
         first = jax.device_put(federation, placement.devices[0])
         return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
     places = np.arange(federation.num_clients) if group is None else group.order
@@ -165,17 +165,16 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
 
 
 def _shard(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
-    """Return the data with clients in equal shares and each store in one part for each share.
+    """Shard the data: each device gets the same number of rows, and a shard of each store with its clients' examples.
 
-    Rows that belong to no client are empty.
-
-    Only the parts for this process's own devices are made, and only the examples of the clients on them are read.
+    Rows without a client are empty. Each process makes only the shards of its own devices, and reads only the examples
+    of the clients on these devices.
 
     Args:
-      federation: the data on the host.
+      federation: data on the host.
       places: row of each client, [m].
       devices: number of devices that share the clients.
-      layout: layout of arrays that have a row for each client, or a part for each device.
+      layout: sharding of arrays that have a row for each client, or a shard for each device.
     """
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices
@@ -204,7 +203,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
             return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, device_part)
 
-        # An empty client points to the first example of its device's part.
+        # A client without examples starts at the first example of its device's shard, so that its start is valid.
         start = np.where(sizes > 0, sizes.cumsum(axis=1) - sizes, 0) + np.arange(devices)[:, None] * part
         return replace(
             split,
@@ -218,25 +217,25 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:
-    """Put states on their devices, unless they are there; a state that the caller made may be on another device."""
+    """Put a state on its devices. A state that the caller made may be on other devices; otherwise nothing is copied."""
     if not processes.several():
         return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
     return jax.tree.map(processes.put, state, placement.layout(state))
 
 
 def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
-    """Raise an error if memory does not hold the states of all runs, before any state is made.
+    """Check that the states of all runs fit in memory, before any state is made.
 
     Args:
       shapes: shapes of all runs' states.
-      placement: the placement of the states.
-      runs: S, named in the message.
+      placement: placement of the states.
+      runs: number S of runs, for the error message.
 
     Raises:
-      OutOfMemoryError: if memory does not suffice; the message gives the memory needed and the memory free.
+      OutOfMemoryError: if they do not fit; the message gives the memory needed and the free memory.
     """
     devices, layout = placement.devices, placement.layout(shapes)
-    # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
+    # Each device stores its share of the clients' states and the whole server state, or, with a model axis, a shard.
     held, laid = ((state.clients, state.counts, state.server, state.in_flight) for state in (shapes, layout))
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
     here = len(devices) // processes.count() if _shares_memory(devices[0].platform) else 1
@@ -245,14 +244,14 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
 
 
 def _shares_memory(platform: str) -> bool:
-    """True if all devices of this kind share one memory."""
+    """True if all devices of a platform share one memory."""
     return platform == "cpu"
 
 
 def _check_memory(federation: Federation, placement: Placement) -> None:
-    """Check the memory before arrays of the host are copied."""
+    """Check that the data fit in memory, before arrays on the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
-    if placement.own_data:  # of a store, clients' examples alone are copied
+    if placement.own_data:  # only the clients' examples are copied, not the whole store
         splits = federation.all_splits
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)
@@ -276,24 +275,25 @@ _PATIENCE = {
 
 
 def use_cpu_cores(count: int | None = None) -> bool:
-    """Create one CPU device per core; to be called before any computation.
+    """Create one CPU device for each core; to be called before any computation.
 
-    Training clients one after the other on each of several devices is faster than letting XLA's threads share one small
-    matrix product. XLA kills a process in which one device waits a minute for another, as may happen on a busy machine
-    or with clients of unequal sizes; this limit is set to a day, unless ``XLA_FLAGS`` sets it.
+    It is faster to train clients one after the other on each of several devices than to let XLA's threads share one
+    small matrix product. By default, XLA ends a process in which one device waits a minute for another, which may
+    happen on a busy machine or with clients of unequal sizes. This function raises the limit to a day, unless
+    ``XLA_FLAGS`` sets it.
 
     Args:
-      count: number of devices; the number of the process's cores unless given.
+      count: number of devices; by default, the number of cores that the process may use.
 
     Returns:
-      True if the devices were created; if JAX is already running, nothing changes.
+      True if the devices were created; False, without any change, if JAX is already initialised.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         jax.config.update("jax_num_cpu_devices", count or cores)
     except RuntimeError:
         return False
-    flags = os.environ.get("XLA_FLAGS", "")  # read when the first device is made
+    flags = os.environ.get("XLA_FLAGS", "")  # XLA reads this variable when the first device is created
     given = [f"--{name}={seconds}" for name, seconds in _PATIENCE.items() if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([*filter(None, [flags]), *given])
     return True

@@ -1,4 +1,4 @@
-"""Tasks of a run: the named or given task on the model, and checks of the labels against the task."""
+"""The task of a run, made from its settings, and checks that labels and model suit the task."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ ZERO_OR_ONE = (*_ONE_LABEL, "multilabel")
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
-    """Return the task of a run: the model with loss and metrics, and with the given initial parameters if there are
-    any.
+    """Make the task of a run: the model with its loss, its metrics and the given initial parameters, if any.
 
     Raises:
-      JaxpflError: if labels exceed the classes or do not suit the task, if the task does not have the loss, if the
-        model cannot read the inputs, or if parameters do not fit the model.
+      JaxpflError: if a label exceeds the number of classes or does not suit the task, if the task does not have the
+        loss, if the model cannot read the inputs, or if the initial parameters do not fit the model.
     """
     kind = kind_of(spec, federation)
     given, outputs = spec.task, outputs_of(kind, spec, federation, unseen)
@@ -70,22 +69,22 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 def make_task(
     model: Any, federation: Federation, num_classes: int, *, unseen: Federation | None = None, every: bool = False
 ) -> Task:
-    """The classification task of a federation, for a registered model or one of the user's own.
+    """Make the classification task of a federation, for a registered model or a user's own model.
 
     Args:
-      model: a name, or the model.
-      federation: the clients.
-      num_classes: K.
-      unseen: clients that are never trained, whose tokens the model must know too.
+      model: name of a registered model, or the user's model.
+      federation: data of the clients.
+      num_classes: number of classes.
+      unseen: clients that are never trained; their tokens must be in the model's vocabulary too.
       every: whether a registered model predicts at each position of a sequence.
 
     Raises:
-      JaxpflError: if the model cannot read the inputs, for example tokens beyond its vocabulary.
+      JaxpflError: if the model cannot read the inputs, for example tokens outside its vocabulary.
     """
     shape = federation.input_shape
     built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
     dtype = federation.train.examples.x.dtype
-    # Floats take jax's default type (float64 under x64); tokens keep theirs.
+    # Floating-point inputs get JAX's default dtype (float64 with x64 enabled); integer tokens keep their dtype.
     task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
     if task.model.vocabulary is not None:
         parts = [part for part in (federation, unseen) if part is not None]
@@ -106,7 +105,7 @@ def make_task(
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
-    """Convolutions and pools in the user's own model, with the reason for each that must run plain."""
+    """Convolutions and pools in the user's own model, each with the reason why it cannot be a product, if any."""
     model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain
@@ -121,10 +120,10 @@ def layers_of(task: Task) -> tuple[Layer, ...]:
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
-    """Name of the task of a run; a classification unless the run names another task.
+    """Name of a run's task; classification by default.
 
     Raises:
-      JaxpflError: if the name is unknown, or if no task is named and labels are not classes.
+      JaxpflError: if the name is unknown, or if the task is a classification and the labels are not classes.
     """
     task = spec.task
     if isinstance(task, Task):
@@ -142,12 +141,13 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
 
 
 def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federation | None) -> int:
-    """Number of values that the model returns for an example.
+    """Number of values that the model must return for an example.
 
-    This is the number of classes (for next-token, of tokens), or the number of labels that an example has.
+    It is the number of classes for a classification, the number of tokens for next-token, and the number of an
+    example's labels for other tasks.
 
     Raises:
-      JaxpflError: if labels exceed the classes or do not suit the task.
+      JaxpflError: if a label exceeds the number of classes or does not suit the task.
     """
     parts = [part for part in (federation, unseen) if part is not None]
     examples = [split.flat() for part in parts for split in part.all_splits]
@@ -182,7 +182,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
 
 
 def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
-    """Number V of tokens, which inputs and labels of sequences share."""
+    """Size of the vocabulary for next-token, which inputs and labels share."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(
@@ -201,21 +201,21 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
 
 
 def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
-    """Check the shape of what a model returns, and warn if it has more outputs than classes; registered models always
-    fit.
+    """Check the shape of a user model's predictions, and warn if there are more outputs than classes.
 
     Args:
-      task: any task of the model.
-      kind: result of `kind_of`; the outputs of a user's own task are not known and not checked.
+      task: any task with the model.
+      kind: result of `kind_of`. For a user's own task, nothing is checked, because its number of outputs is unknown.
       outputs: result of `outputs_of`.
       y: labels of any split, [N] or [N, d].
 
     Raises:
-      JaxpflError: if there are fewer outputs than classes or tokens, or not one output for each label.
+      JaxpflError: if the model returns fewer outputs than there are classes or tokens, or if its number of outputs
+        differs from the number of an example's labels.
     """
     if kind not in TASKS:
         return
-    n = 2  # of one example, [1, K] might be [K, 1]
+    n = 2  # with one example, a model that returns [K, n] instead of [n, K] could be overlooked
     x = jax.ShapeDtypeStruct((n, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
     output = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x)
     if not (hasattr(output, "dtype") and np.issubdtype(output.dtype, np.floating)):
@@ -238,16 +238,16 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
 
 
 def _shape(n: int, shape: tuple[int, ...]) -> str:
-    """A shape in words, with n for the number of examples."""
+    """A shape as text, with n for the number of examples."""
     return f"[{', '.join('n' if not i and size == n else str(size) for i, size in enumerate(shape))}]"
 
 
 def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
-    """Return the task of a run on the model of a classification, with the run's loss and the user's metrics.
+    """Turn a classification task into the run's task, with the run's loss and the user's metrics.
 
     Raises:
-      JaxpflError: if the task does not have the loss, if labels are smoothed and there are no classes, or if a metric
-        is not a function or has a name that is taken.
+      JaxpflError: if the task does not have the loss, if labels of a task without classes are smoothed, or if a metric
+        is not a function or has the name of one of the task's metrics.
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":
@@ -271,7 +271,7 @@ def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
     own, added = list(task.metrics), {}
     for name, metric in metrics.items():
         if isinstance(metric, str):
-            if name == metric and name in task.metrics:  # asking for what a task has anyway is no mistake
+            if name == metric and name in task.metrics:  # the task has this metric anyway, which is not an error
                 continue
             metric = task.metrics.get(metric) or task_metrics.task_metric(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
@@ -287,7 +287,7 @@ def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
 
 
 def has_pairs(data: ClientData) -> bool:
-    """True if some client has both labels 0 and 1 among its examples."""
+    """True if at least one client has examples with label 0 and examples with label 1."""
     ends = np.cumsum(np.asarray(data.size, np.int64))
     ones = np.append(0, np.cumsum(np.asarray(data.flat().y, np.int64)))
     of_client = ones[ends] - ones[ends - data.size]
