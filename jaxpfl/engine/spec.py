@@ -1,8 +1,8 @@
-"""Settings of a run: one flat frozen dataclass that `fit`'s keywords, flags, config files and sweeps share.
+"""Settings of a run: one flat frozen dataclass for `fit`'s keywords, flags, config files and sweeps.
 
-A setting is a field with its help, type and range (`jaxpfl.core.settings`). `fit` takes the fields of `RunSpec` as
+A setting is a field with its help, type and range (`jaxpfl.core.settings`). `fit` accepts the fields of `RunSpec` as
 keywords, `jaxpfl.runs.config.RunConfig` includes the fields of `Settings`, and `jaxpfl.engine.build` makes a
-`Simulation` of a `RunSpec` and its data. A new setting is a field here, and a line where it is used.
+`Simulation` from a `RunSpec` and data. To add a setting, add a field here and use it where it has an effect.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a run that have a form as text."""
+    """Settings of a run that can be written as text, in flags and config files."""
 
     model: Any = setting("mlp", kind=_MODEL, text=str)
     """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.
 
-    Also a flax.linen, flax.nnx or equinox module (of the last two, `from_nnx` and `from_equinox` make models whose
-    parameters differ by seed), or any Model(init, apply).
+    Also a flax.linen, flax.nnx or equinox module, or any Model(init, apply). An nnx or equinox module has the same
+    initial parameters for every seed; `from_nnx` and `from_equinox` make models that draw them for each seed.
     """
     task: str | Task | None = setting(
         None,
@@ -84,105 +84,109 @@ class Settings:
         kind=_TASK,
         text=str | None,
     )
-    """Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit,
-    labels 0 and 1), ranking (the same, scored by the area under the ROC curve) or multilabel (a label of several 0
-    and 1 for each example).
+    """Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit, labels
+    0 and 1), ranking (like binary, but scored by the area under the ROC curve) or multilabel (several labels 0 or 1 for
+    each example).
 
     Also a Task of your own, with its model, loss and metrics.
     """
     loss: str | Callable[..., Any] | None = setting(
         None, unless_given="the task's own unless given", kind=_LOSS, text=str | None
     )
-    """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a
-    rate).
+    """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (the model predicts the
+    logarithm of a rate).
 
-    Also a function of predictions and labels with one value per example, for any task.
+    Also a function of predictions and labels that returns one value for each example, for any task.
     """
     label_smoothing: float = setting(0.0, range=SHARE)
-    """Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, and
-    the terms by which a method distils, are not smoothed."""
+    """Label smoothing s of the training loss: an example's target is (1 - s) times its one-hot label, plus s divided by
+    the number of classes. Scores and distillation losses are not smoothed."""
     metrics: Any = setting(None, unless_given="none unless given", kind=_METRICS, text=str | None)
-    """Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or
-    calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.
+    """Metrics in addition to the task's own (a regression always has rmse, mae and r2), separated by commas: accuracy,
+    balanced_accuracy, macro_f1, auc or calibration_error, for tasks with classes or labels 0 and 1.
 
-    Also a list of names, or a dictionary by name of names and of functions of predictions and labels with one value
-    per example, or `jaxpfl.per_client` of one of all of a client's examples.
+    Also a list of names, or a dictionary of metrics by name. A metric is then a name, a function of predictions and
+    labels that returns one value for each example, or `jaxpfl.per_client` of a function of all of a client's examples.
     """
     rounds: int = setting(100, range=COUNT, unit="rounds")
-    """Federated rounds."""
+    """Number of federated rounds."""
     eval_every: int | None = setting(None, unless_given="at the end alone unless given", range=COUNT, unit="rounds")
-    """Score all clients after every so many rounds, and at the end."""
+    """Number of rounds between two evaluations of all clients. The last round is always evaluated."""
     patience: int | None = setting(None, unless_given="all rounds unless given", range=COUNT, unit="evaluations")
-    """Stop a method once each of its seeds has had so many evaluations in a row without a better validation score.
-    The best round on validation is reported with or without it; test examples have no part in either."""
+    """Early stopping by validation scores, never test scores; the best round is reported in any case. A method stops
+    when each of its seeds has had this number of consecutive evaluations without a better score."""
     cohort: int | None = setting(None, unless_given="all unless given", range=COUNT, unit="clients")
-    """Clients in a round, a count K <= m (for Poisson participation the expected one)."""
+    """Number K <= m of clients in a round; for Poisson participation, the expected number."""
     participation: str | None = setting(
         None, unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic"
     )
-    """Sampling of cohorts: full, uniform (exactly K), poisson (each independently, at the rate K/m), or cyclic
-    (blocks of clients take turns)."""
+    """Sampling of cohorts: full (all clients), uniform (exactly K clients), poisson (each client independently, with
+    probability K/m), or cyclic (blocks of clients take turns)."""
     cohort_cap: int | None = setting(
         None,
         unless_given="by default enough that a round needs more with a probability below 1e-6",
         range=COUNT,
         unit="clients",
     )
-    """Slots of a Poisson cohort: clients beyond it are left out and counted."""
+    """Number of slots of a Poisson cohort, beyond which drawn clients are left out and counted."""
     cycle: int | None = setting(
         None, unless_given="unless given ceil(m/K), and all of them take part", range=COUNT, unit="rounds"
     )
-    """Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each
-    takes part independently, at the rate K cycle/m."""
+    """Number of rounds between two turns of a client, for cyclic participation. In each round it is the turn of m/cycle
+    clients, each of which takes part independently with probability K cycle/m."""
     local_steps: int = setting(10, range=COUNT, unit="mini-batches")
-    """Local steps (mini-batches) of a client in a round."""
+    """Number of a client's local steps (mini-batches) in a round."""
     local_epochs: int | None = setting(None, unless_given="local_steps unless given", range=COUNT, unit="epochs")
-    """Passes of a client over its own training examples in a round, in place of local_steps: with n examples it
-    takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training
-    (ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most."""
+    """Number of a client's passes over its own training examples in a round, instead of local_steps: a client with n
+    examples takes ceil(epochs n / b) steps with b = min(batch_size, n) examples each. A method's other numbers of
+    training steps (ditto.personal_steps) are limited to this number of steps. Learning rates decay by the steps of the
+    client with the most examples."""
     batch_size: int = setting(20, range=COUNT, unit="examples")
-    """Examples in a mini-batch (a client with fewer uses all of them)."""
+    """Number of examples in a mini-batch. A client with fewer examples uses all of them."""
     draw: str = setting("epoch")
-    """Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without
-    replacement in a batch) or replacement."""
+    """Sampling of mini-batches: epoch (in an epoch, every example occurs once), step (each step draws new examples,
+    without replacement within the batch) or replacement (with replacement)."""
     augment: str | None = setting(None, unless_given="none unless given")
-    """Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by
-    +, such as flip+crop. Scores are of the examples as they are."""
+    """Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by +,
+    such as flip+crop. Scores use the examples without augmentation."""
     client_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
-    """Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new in every
-    round unless keep_optimizer.
+    """Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8. Its state is reset
+    in every round unless keep_optimizer is given.
 
-    Also a function of the learning rate, optax.adam.
+    Also a function of the learning rate, such as optax.adam.
     """
     keep_optimizer: bool = setting(False)
-    """Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, however
-    long it was out of the cohort. They never leave the client; rounds alone and personalisation begin anew."""
+    """Each client keeps its optimizer states, and continues with the momentum or moments of its last round in the
+    cohort, however long ago that round was. The states never leave the client. Training outside the cohort and
+    personalisation start with new optimizer states."""
     lr: float | Sequence[float] | None = setting(
         None, unless_given="each method's own unless given", range=POSITIVE, kind=RATE, text=float | None
     )
-    """Learning rate of every method: lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors,
+    """Learning rate of every method; sets lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors,
     scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, server_lr,
     fedamp.alpha and perfedavg.alpha.
 
-    Also a list, one for each run of a sweep. A rate in ``hyper`` sets the rate of that name alone, and wins.
+    Also a list with one rate for each run of a sweep. A rate in ``hyper`` sets only the rate with that name, and takes
+    precedence.
     """
     clip_gradients: float | None = setting(None, unless_given="gradients are not clipped unless given", range=POSITIVE)
-    """Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with
-    its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm,
-    which bounds an upload."""
+    """Largest L2 norm of the gradient in a local step, over all parameters that the step updates. A longer gradient is
+    scaled down to this norm. The gradient includes proximal and correction terms, but not weight decay. The norm of an
+    upload is bounded by privacy.clipping_norm instead."""
     lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str)
-    """Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine,
-    linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any;
-    cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.
+    """Schedule, over the rounds of a run, for every learning rate that decays: decay (each method's own lr_decay),
+    constant, cosine, linear, step:every=30,factor=0.1 (every 30 rounds) or exponential:factor=0.99 (each round). All
+    accept warmup=ROUNDS, and cosine:end=0.01 sets the last factor. Personalisation and new clients use the rates
+    without a schedule.
 
-    Also a function of the round (from 0) to a factor in [0, 1] on every rate, whose largest is 1, such as
-    ``optax.cosine_decay_schedule(1.0, rounds)``; it is tabulated over the rounds, and the last factor holds on.
+    Also a function of the round (from 0) that returns a factor in [0, 1] for every rate, with a largest value of 1,
+    such as ``optax.cosine_decay_schedule(1.0, rounds)``. After the last round, the last factor continues to apply.
     """
     weighting: str | None = setting(None, unless_given="examples unless given, and uniform with privacy")
-    """Weights of the clients in the server's mean, for methods that weigh them: examples or uniform."""
+    """Weights of the clients in the server's mean, for methods that weight clients: examples or uniform."""
     server_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
-    """Optimizer of the server, acting on the mean increment, in the form of the clients' one; also fedavgm,
-    fedadagrad, fedadam and fedyogi. sgd at a server rate of 1 is averaging.
+    """Optimizer of the server, applied to the mean of the clients' model updates: a text as for client_optimizer, or
+    fedavgm, fedadagrad, fedadam or fedyogi. sgd with a server learning rate of 1 is averaging.
 
     Also a function of the learning rate.
     """
@@ -191,18 +195,20 @@ class Settings:
     )
     """Learning rate of every method's server.
 
-    Also a list, one for each run of a sweep.
+    Also a list with one rate for each run of a sweep.
     """
     aggregate: str = setting("mean")
-    """Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2,
-    krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count the same."""
+    """Aggregation of the uploads: mean, or a rule that is robust to outliers: median, trimmed-mean:fraction=0.2,
+    krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. A robust rule gives all clients
+    the same weight."""
     attack: str | None = setting(None, unless_given="none unless given")
-    """Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, or
-    label-flip in their training data. Scores cover the honest clients; the attackers' stand apart."""
+    """Attack by some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 changes their uploads, and
+    label-flip changes their training labels. Scores cover the honest clients; the attackers' scores are reported
+    separately."""
     attackers: float = setting(0.0, range=SHARE)
-    """Share of the clients that attack, rounded to a number of them."""
+    """Share of the clients that attack. The number of attackers is rounded."""
     attack_seed: int = setting(0, range=Range(0, 2**32 - 1))
-    """Seed of the draw of the attackers, who are the same in every run."""
+    """Seed for the draw of the attackers, which are the same in every run."""
     dropout: Any = restated(Availability, "dropout", 0.0)
     stragglers: Any = restated(Availability, "stragglers", 0.0)
     same_stragglers: bool = restated(Availability, "same_stragglers", False)
@@ -211,54 +217,56 @@ class Settings:
         None, unless_given="none unless given", kind=_COMPRESSOR, text=str | None
     )
     """Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such as
-    qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error
-    feedback, feedback=true gives it to qsgd and uniform. With privacy, its noise must be distributed.
+    qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3. feedback=false turns error feedback off,
+    and feedback=true turns it on for qsgd and uniform. With privacy, the noise must be distributed.
 
-    ``Fit.history["upload_bits"]`` is their size.
+    ``Fit.history["upload_bits"]`` is the size of all uploads in a round.
     """
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
-    """Rounds in which an unseen client adapts the server's last message before it is scored."""
+    """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
     graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
-    """Graph of the clients, for network-lasso: the nearest by their data, their features' covariances (features) or
-    locally trained models, or on the command line a CSV file with two client ids on each line.
+    """Graph of the clients, for network-lasso. data, features and models join nearest neighbours, by the distributions
+    of their inputs, the covariances of their features or locally trained models. On the command line, also a CSV file
+    with two client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """
     neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
-    """Least number of neighbours of a client in a graph of nearest neighbours."""
+    """Number of nearest neighbours to which a graph of nearest neighbours joins each client."""
 
 
 @read_help
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunSpec(Settings):
-    """A run: a method and all its settings. `jaxpfl.engine.build` makes it a `Simulation`, with the data.
+    """A method and all settings of its run. `jaxpfl.engine.build` makes a `Simulation` from it and the data.
 
     Raises:
-      JaxpflError: for a setting of another type or outside its range, and settings that cannot go together.
+      JaxpflError: if a setting has the wrong type or is out of range, or if two settings exclude each other.
     """
 
     method: Method = field(metadata=about(kind=instance_of("a registered name or a Method", str, Method)))
     """A registered name, or a `Method` of your own."""
     seeds: Sequence[int] = setting(1, kind=SEEDS)
-    """Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there
-    several times where the runs' hyper-parameters or their noise differ."""
+    """Number of runs (with seeds 0, 1, ...), or a list of seeds. One program trains all runs. A seed may occur several
+    times if the hyper-parameters or the noise of its runs differ."""
     hyper: Mapping[str, Any] = setting(None, kind=BY_NAME)
     """Hyper-parameters by name; a value is a number or, for a sweep, one number for each run."""
     options: Mapping[str, Any] = setting(None, kind=BY_NAME)
     """The method's static options by name."""
     num_classes: int | None = setting(None)
-    """Number of classes; the largest label plus one unless given."""
+    """Number of classes; by default, the largest label plus one."""
     warm_start: PyTree | None = setting(None)
-    """Parameters that every model starts from in place of random ones, as the model's own init gives them, or by
-    path ("head/kernel")."""
+    """Initial parameters of every model, instead of random ones: a tree like the result of the model's init, or a
+    dictionary by path ("head/kernel")."""
     privacy: Mechanism | PrivacyConfig | None = setting(
         None, kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig)
     )
-    """Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise
-    is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that is
-    worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused."""
+    """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. Uploads are
+    clipped or, for a PrivacyConfig with unit = example, the gradients of single examples. `Fit.statement` returns the
+    privacy guarantee. Clients with private uploads all have the same weight. A run that cannot be accounted is
+    refused."""
     plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
-    """The way to execute."""
+    """Choices of speed and memory."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -271,7 +279,7 @@ class RunSpec(Settings):
         }
         if isinstance(self.seeds, Integral):
             resolved["seeds"] = range(int(self.seeds))
-        elif not isinstance(self.seeds, range):  # of a run with as many seeds as there may be, none is written out
+        elif not isinstance(self.seeds, range):  # a range stays a range, because it may have billions of seeds
             resolved["seeds"] = tuple(map(int, self.seeds))
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
@@ -292,7 +300,7 @@ class RunSpec(Settings):
         self._check_exclusions()
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
-            if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
+            if not self.privacy.on:  # a PrivacyConfig without noise is an oversight; None means no privacy
                 raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy")
 
     def _check_exclusions(self) -> None:
@@ -317,10 +325,10 @@ class RunSpec(Settings):
 
     @property
     def hp(self) -> Any:
-        """The method's hyper-parameters: its defaults, then the rates, then those given by name; checked.
+        """Hyper-parameters of the method: its defaults, replaced by ``lr`` and ``server_lr``, and then by ``hyper``.
 
         Raises:
-          JaxpflError: for a name that the method does not have, and a value outside its range.
+          JaxpflError: if the method has no hyper-parameter of a name, or if a value is out of range.
         """
         given = {} if self.lr is None else dict.fromkeys(rates(self.method.hyper), self.lr)
         if self.server_lr is not None and hasattr(self.method.hyper, "server_lr"):
@@ -329,7 +337,7 @@ class RunSpec(Settings):
 
     @property
     def availability(self) -> Availability:
-        """Dropout, stragglers and the time model, with lists as tuples."""
+        """Dropout, stragglers and the time model, checked, with lists converted to tuples."""
         return part_of(Availability, self).checked()
 
     @property
@@ -341,10 +349,10 @@ class RunSpec(Settings):
 
     @property
     def guards_examples(self) -> bool:
-        """True if the gradients of single examples are clipped in every client."""
+        """True if privacy protects examples: every client clips the gradients of single examples."""
         return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.is_example_level
 
     @property
     def is_robust(self) -> bool:
-        """True if uploads are aggregated by anything but the mean."""
+        """True if the aggregation of uploads is not the mean."""
         return self.aggregate != robust.MEAN and robust.resolve(self.aggregate).rule is not None
