@@ -37,7 +37,7 @@ class WriteFlags:
           JaxpflError: if it is not.
         """
         if self.force and resume:
-            raise JaxpflError("--resume continues the earlier results and --force replaces them: give one")
+            raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
         if self.force and output is None:
             raise JaxpflError("--force replaces the folder that --output names: give --output too")
 

@@ -244,7 +244,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
         canonical += [f"{name}={values[0]}", *values[1:]] if values else [name]
     if len(loose) > most:
         takes = " ".join(place.name for place in places) or "flags"
-        raise JaxpflError(f"{command} takes only {takes}, got also {shown(loose[len(places)])}")
+        raise JaxpflError(f"{command} takes only {takes}, but also got {shown(loose[len(places)])}")
     for i, text in enumerate(loose):
         _check(places[min(i, len(places) - 1)], text)
     _check_given(flags, given, loose, command)

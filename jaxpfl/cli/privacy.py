@@ -124,16 +124,16 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
         if cohort is not None or cap is not None:
-            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, the probability in a turn")
+            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, which applies to a turn")
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:
-            raise JaxpflError("--cohort needs --clients")
+            raise JaxpflError("--cohort needs --clients, the number of all clients")
         if rate is not None or cap is not None:
             raise JaxpflError("--cohort draws a fixed number of clients: leave out --sampling-rate and --cap")
         sampling = FixedSize(clients, cohort)
     elif cap is not None and rate is None:
-        raise JaxpflError("--cap needs --sampling-rate, as it is for Poisson sampling")
+        raise JaxpflError("--cap applies to Poisson sampling: give --sampling-rate too")
     else:
         sampling = Full(clients) if rate is None else Poisson(rate, clients, cap)
     if clients is not None:

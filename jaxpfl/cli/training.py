@@ -313,7 +313,7 @@ def _convert_data(settings: DataConfig, output: Path | None, as_json: bool) -> N
     from jaxpfl.support.host_memory import readable
 
     if output is None:
-        raise JaxpflError("jaxpfl data convert needs --output, the folder to make")
+        raise JaxpflError("jaxpfl data convert needs --output, the folder to create")
     folder = output.absolute()
     federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
     splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}

@@ -325,14 +325,14 @@ class Unfinished:
         try:
             found = files.read_checksummed(self._folder / _READ)
             if found.get("asked") != files.jsonable(self._asked):
-                raise JaxpflError(f"{self._folder} was saved with other settings, data, versions or devices")
+                raise JaxpflError(f"{self._folder} was saved with different settings, data, versions or devices")
             state, seconds = restore(self._checkpoints, simulation, first, stops[-1], warn)
             done = int(state.round[0])
             before = sum(stop <= done for stop in stops)
             if len(found["read"]) < before:
                 raise JaxpflError(f"{self._folder} lacks the results before round {done}")
         except JaxpflError as error:
-            warn(f"{error}: its runs start again")
+            warn(f"{error}: its runs start over")
             self.remove()
             return first, 0, 0.0, []
         return state, done, seconds, found["read"][:before]

@@ -190,7 +190,7 @@ def resolve(config: RunConfig) -> RunConfig:
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
     if config.seed > 2**32 - (config.seeds or 1):
-        raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
+        raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()
     if config.time_to is not None and config.time_model is None:
         raise JaxpflError(f"time_to = {config.time_to:g} needs time_model, which simulates the seconds of a round")
@@ -224,7 +224,7 @@ def _check_text(config: RunConfig) -> None:
     for one in dataclasses.fields(config):
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(f"{one.name} of a stored run must be text, got {shown(value)}: use jaxpfl.fit")
+            raise JaxpflError(f"{one.name} must be text in a run that is stored, got {shown(value)}: use jaxpfl.fit")
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
@@ -471,7 +471,7 @@ def _check_parts(value: Any, path: Path) -> None:
         part = rest.pop()
         parts += 1
         if parts > _MOST_PARTS:
-            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or one that contains itself")
+            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or a value that contains itself")
         rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 

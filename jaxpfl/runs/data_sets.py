@@ -63,7 +63,7 @@ def adopt_split(config: C) -> C:
         if field.name in _OF_RUN:
             known[field.name] = given
         elif given not in (None, fixed) and not is_default(config, field.name):
-            raise JaxpflError(f"{field.name} = {given}: {config.data} was split with {fixed}: leave it out")
+            raise JaxpflError(f"{field.name} = {given}, but {config.data} was split with {fixed}: leave it out")
     return dataclasses.replace(config, **{field.name: known[field.name] for field in dataclasses.fields(Split)})
 
 
@@ -114,7 +114,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
 def _refuse_test_users(config: DataConfig) -> None:
     if isinstance(config.unseen_clients, str):
         raise JaxpflError(
-            f"unseen_clients = {config.unseen_clients}: a saved federation has no clients of test users: leave it out"
+            f"unseen_clients = {config.unseen_clients}: a saved federation cannot hold test users; leave it out"
         )
 
 
@@ -281,14 +281,14 @@ def model_for(source: Source) -> str:
         package accepts such inputs.
     """
     if not hasattr(source.x_train, "shape"):
-        raise JaxpflError(f"data set {source.name!r} has inputs of several arrays, which no model of jaxpfl takes")
+        raise JaxpflError(f"data set {source.name!r} has several input arrays, which no built-in model takes")
     shape = source.x_train.shape[1:]
     if source.inputs == "tokens":
         largest = int(source.x_train.max(initial=0))
         if largest >= source.num_classes:
             raise JaxpflError(
-                f"data set {source.name!r} has tokens up to {largest} and {source.num_classes} classes: gru predicts "
-                "the next token; in Python, fit takes a model with another vocabulary"
+                f"data set {source.name!r} has tokens up to {largest} but only {source.num_classes} classes, and gru "
+                "predicts the next token: in Python, pass fit a model with a larger vocabulary"
             )
         return "gru"
     return "cnn" if len(shape) in (2, 3) and min(shape[:2]) >= _SMALLEST_IMAGE else "mlp"

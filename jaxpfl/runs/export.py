@@ -315,7 +315,7 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     if path.is_file():
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:
-            raise JaxpflError(f"{path} holds several clients' models: export them with --per-client")
+            raise JaxpflError(f"warm_start: {path} holds several clients' models; export them with --per-client")
         return arrays
     if (path / MANIFEST).is_file():
         models = load_models(path, method)

@@ -149,7 +149,7 @@ def _read(path: Path) -> list[Record]:
             begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
-            raise JaxpflError(f"{path} line {number} is damaged: delete the line, and its run is run again")
+            raise JaxpflError(f"{path} line {number} is damaged: delete the line to have its run repeated")
         with expecting(f"{path} line {number}", "the record of a run"):
             left = values.pop(_LEFT, 0)
             if type(left) is not int or left < 0:

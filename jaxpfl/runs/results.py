@@ -205,7 +205,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     records = files.Records(folder / "metrics.jsonl").read()
     lost = [name for name in stored if any(count_missing(records, name, stored[name], config).values())]
     if lost:
-        warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds omit them")
+        warn(f"{folder / 'metrics.jsonl'} lacks rounds of {', '.join(lost)}: the plots over rounds leave them out")
     headline = experiment.headline
     local = arrays["local"][f"after_{headline.name}"] if "local" in arrays else None
     methods = {}

@@ -55,7 +55,7 @@ class Reporter(Protocol):
 _FIXED = {
     "warm_start": "the parameters of --warm-start have changed",
     "noise": "an older version drew its noise differently",
-    "orders": "another version drew clients' examples in another order",
+    "orders": "another version drew the examples in a different order",
 }
 """Entries of ``config.json`` that must not differ when a run is resumed -> what has changed if one differs."""
 

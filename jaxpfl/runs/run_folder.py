@@ -76,7 +76,7 @@ def _lock(folder: Path) -> int | None:
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
             os.close(descriptor)
-            raise JaxpflError(f"{holder} is at work in {folder}: wait for it, or choose another --output") from None
+            raise JaxpflError(f"{holder} is using {folder}: wait until it ends, or choose another --output") from None
         except OSError as error:
             os.close(descriptor)
             if error.errno not in _NONE_HERE:

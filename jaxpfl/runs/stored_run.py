@@ -79,9 +79,9 @@ class StoredRun(NamedTuple):
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
             raise JaxpflError(f"the data have changed since the run in {self.folder}")
         if now["hyper"] != self.record["hyper"]:
-            raise JaxpflError(f"the methods' hyper-parameters differ from the run in {self.folder}")
+            raise JaxpflError(f"the methods' hyper-parameters differ from those of the run in {self.folder}")
         if now["graph"] != self.record.get("graph"):
-            raise JaxpflError(f"the graph of the clients differs from the run in {self.folder}")
+            raise JaxpflError(f"the graph of the clients differs from that of the run in {self.folder}")
         return experiment
 
 
@@ -109,10 +109,10 @@ def read_record(path: Path) -> dict[str, Any]:
     record = files.read_json(path)
     kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
-        raise JaxpflError(f"{path} is not the config of a run, or damaged")
+        raise JaxpflError(f"{path} is damaged or not the config of a run")
     methods = record["methods"]
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
-        raise JaxpflError(f"{path} is damaged: its methods are {methods}")
+        raise JaxpflError(f"{path} is damaged: 'methods' must list known methods, got {methods}")
     return record | {"config": fill_defaults(record["config"], path)}
 
 
@@ -152,7 +152,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
         return
     if not has_checksum(file.data, experiment.federation, experiment.unseen):
-        warn(f"the data differ from the run of {path}: its figures will not be reproduced", strict=strict)
+        warn(f"the data differ from those of the run in {path}: its results will not be reproduced", strict=strict)
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:

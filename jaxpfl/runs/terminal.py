@@ -143,7 +143,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if row.get("clipping_remark"):
             found.append(f"{name}: {row['clipping_remark']}")
         if row.get("compress"):
-            sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
+            sizes = f"{_bytes(row['bytes_up'])} instead of {_bytes(row['bytes_up_uncoded'])}"
             found.append(f"{name}: uploads by {row['compress']}, {sizes}")
         if row.get("simulated_seconds"):
             found.append(f"{name}: {_simulated(row, summary)}")
@@ -152,13 +152,13 @@ def notes(summary: dict[str, Any]) -> list[str]:
             against = f", against {row.get('aggregate', 'mean')}" if row["bytes_up"] else ""
             found.append(
                 f"{name}: {len(row['attackers'])} of {summary['clients']} clients attack by {row['attack']}{against}; "
-                "scores above leave them out, their own "
+                "the scores above leave them out, and their own "
                 f"{headline.words} is {_mean(row[f'attackers_{headline.name}'], headline)}"
             )
         if row["diverged_clients"]:
             found.append(
                 f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
-                "their updates were dropped and they are scored with the state before"
+                "their updates in those rounds were dropped, and they are scored with the state before"
             )
         if row.get("clusters"):
             numbers = ", ".join(map(str, row["clusters"]))
@@ -167,11 +167,11 @@ def notes(summary: dict[str, Any]) -> list[str]:
             index = ", ".join(f"{value:.2f}" for value in row["rand_index"])
             found.append(f"{name}: adjusted Rand index to the true clusters: {index}")
         if row["lost_uploads"]:
-            found.append(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout")
+            found.append(f"{name}: {row['lost_uploads']} uploads per run were lost to dropout")
         if row["idle_rounds"]:
             found.append(
-                f"{name}: clients outside the cohort worked {row['idle_rounds']} times alone; "
-                f"{row['client_steps']} client-steps in all"
+                f"{name}: clients outside the cohort trained alone {row['idle_rounds']} times; "
+                f"{row['client_steps']} client-steps in total"
             )
         if "best_on_validation" in row:
             headline = stored_headline(summary)
@@ -203,8 +203,8 @@ def _undefined(summary: dict[str, Any]) -> list[str]:
         found |= {stored_headline(summary).name: row["undefined"]} if "undefined" in row else {}
         found |= {name: entry["undefined"] for name, entry in row.get("metrics", {}).items() if entry["undefined"]}
     return [
-        f"{Headline(name).words}: the test examples of {count} of {summary['clients']} clients do not define "
-        "it; its means leave them out"
+        f"{Headline(name).words}: undefined on the test examples of {count} of {summary['clients']} clients, "
+        "which its means leave out"
         for name, count in found.items()
     ]
 

@@ -145,7 +145,7 @@ class _Service(Tracker):
         except Exception as error:  # errors of the network or the service may have any type
             self._silent = True
             warn(
-                f"{self._flag}: {_line(error)}; it gets no more records of this method, all of which are in "
+                f"{self._flag}: {_line(error)}; no more records of this method are sent, but all are written to "
                 f"{self._records}"
             )
 

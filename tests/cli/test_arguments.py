@@ -148,7 +148,7 @@ def test_help_fits(capsys, monkeypatch, name, columns):
         ([], "jaxpfl needs a command: compare, run, data"),
         (["privacy"], "jaxpfl privacy needs a command: epsilon"),
         (["--rounds", "3"], "jaxpfl needs a command before --rounds"),
-        (["run", "local", "fedavg"], "jaxpfl run takes only METHOD, got also 'fedavg'"),
+        (["run", "local", "fedavg"], "jaxpfl run takes only METHOD, but also got 'fedavg'"),
         (["run", "local", "--strict", "yes"], "--strict takes no value, got 'yes'"),
         (["run", "local", "--epsilon", "3"], "did you mean --privacy.epsilon?"),
         (["run", "local", "--learning-rate", "0.1"], "flag --learning-rate of jaxpfl run: did you mean --lr?"),

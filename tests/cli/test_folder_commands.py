@@ -267,6 +267,6 @@ def test_other_data_in_the_place_of_a_runs_are_said(capsys, tmp_path: Path):
     table.write_text("\n".join(["city,x,z,y", *rows[:60]]) + "\n")
     again = jaxpfl(capsys, "run", "local", "--config", run / "config.json", "--output", tmp_path / "strict", "--strict")
     assert again.status == 2
-    assert f"the data differ from the run of {run / 'config.json'}" in again.err
+    assert f"the data differ from those of the run in {run / 'config.json'}" in again.err
     assert jaxpfl(capsys, "report", run).status == 0
     assert "Not drawn: the data have changed" in (run / "report.html").read_text()

@@ -93,7 +93,7 @@ def test_another_programs_config_is_no_run(content: str, tmp_path: Path, capsys)
 def test_a_file_that_is_no_sweeps_keeps_everything(tmp_path: Path, capsys):
     (tmp_path / "sweep.json").write_text('{"name": "another program\'s"}')
     refused = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", "--output", tmp_path, "--force")
-    assert "is not the definition of a sweep, or damaged" in refused.err
+    assert "is damaged or not the definition of a sweep" in refused.err
 
 
 @pytest.mark.slow

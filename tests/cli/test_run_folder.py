@@ -167,7 +167,7 @@ def test_lost_records_of_a_finished_method_are_said(undrawn, capsys):
     (folder / "metrics.jsonl").unlink()
     result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume", "--json")
     assert without_seconds(result.json) == without_seconds(summary)
-    assert "metrics.jsonl has lost rounds of local, adaped" in result.err
+    assert "metrics.jsonl lacks rounds of local, adaped" in result.err
     assert "UserWarning" not in result.err
 
 
@@ -214,7 +214,7 @@ def test_a_folder_in_which_a_process_is_at_work_is_refused(finished, capsys):
         result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert f"process {os.getpid()} on" in result.err
-    assert "is at work in" in result.err
+    assert "is using" in result.err
 
 
 def test_a_taken_folder_is_refused(finished, capsys):

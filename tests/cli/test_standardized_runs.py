@@ -81,7 +81,7 @@ def test_test_users_come_unseen(capsys, tmp_path):
             "convert",
             "--output",
             str(tmp_path / "made"),
-        ): "unseen_clients = test: a saved federation has no clients of test users",
+        ): "unseen_clients = test: a saved federation cannot hold test users",
         (
             "data",
             "describe",

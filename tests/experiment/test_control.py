@@ -96,7 +96,7 @@ def test_a_run_whose_evaluations_are_lost_is_not_continued(tmp_path):
     with pytest.raises(Killed):
         run_methods(experiment, folder, Kills(after=4))
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(JaxpflError, match=r"metrics.jsonl has lost the evaluation of fedavg after round 2, on which"):
+    with pytest.raises(JaxpflError, match=r"metrics.jsonl lacks the evaluation of fedavg after round 2, which"):
         resumed(folder)
 
 

@@ -44,7 +44,7 @@ def take(folder: Path) -> None:
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, holder):
-    with pytest.raises(JaxpflError, match=f"process {holder.pid} on .* is at work in .*run: wait for it, or choose"):
+    with pytest.raises(JaxpflError, match=f"process {holder.pid} on .* is using .*run: wait until it ends, or choose"):
         take(tmp_path / "run")
     holder.send_signal(signal.SIGKILL)
     holder.wait()

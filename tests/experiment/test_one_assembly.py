@@ -178,7 +178,7 @@ def test_a_stored_run_is_read_and_not_resumed_in_other_orders(tmp_path):
     assert to_json(config) == fill_defaults(record["config"])
     shutil.copy(STORED, tmp_path / "config.json")
     assert open_run(tmp_path).config == config
-    with pytest.raises(JaxpflError, match="another version drew clients' examples in another order"):
+    with pytest.raises(JaxpflError, match="another version drew the examples in a different order"):
         open_folder(tmp_path, prepare(config, tuple(record["methods"])), resume=True)
 
 

@@ -76,7 +76,7 @@ def test_other_metrics_stand_in_a_table_of_their_own_with_who_is_left_out():
     entry = {"personalized": {"mean": 0.81234, "std": None}, "global": {"mean": 0.7, "std": None}, "undefined": 2}
     text = shown({"fedavg": own | {"metrics": {"auc": entry}}, "local": own}, seeds=1, width=120)
     assert "0.8123 (0.7)" in text
-    assert "AUC: the test examples of 2 of 10 clients do not define it; its means leave them out" in text
+    assert "AUC: undefined on the test examples of 2 of 10 clients, which its means leave out" in text
     assert "other metrics" not in shown({"local": own}, seeds=1)
 
 

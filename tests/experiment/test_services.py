@@ -103,7 +103,7 @@ class TestMLflow:
         tracker = MLflow(folder, (tmp_path / "store").as_uri())
         tracker.begin("fedavg", 0)
         shutil.rmtree(tmp_path / "store")
-        with pytest.warns(JaxpflWarning, match=r"^--mlflow: .*all of which are in .*metrics\.jsonl$") as said:
+        with pytest.warns(JaxpflWarning, match=r"^--mlflow: .*all are written to .*metrics\.jsonl$") as said:
             self.go_on(tracker)
         assert len(said) == 1
 

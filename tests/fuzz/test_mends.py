@@ -135,9 +135,9 @@ def test_other_files_among_the_states_of_clients(tmp_path: Path) -> None:
     [
         (["\n"], "is missing"),
         (["9" * 300], "is missing"),
-        (None, "files must be names"),
-        ([1], "files must be names"),
-        ("a", "files must be names"),
+        (None, "'files' must list names"),
+        ([1], "'files' must list names"),
+        ("a", "'files' must list names"),
     ],
 )
 def test_files_of_a_study_that_its_summary_names_wrongly(tmp_path: Path, told, trouble: str) -> None:

@@ -161,7 +161,7 @@ def test_a_report_shows_no_file_of_another_folder(tmp_path: Path, name: str) -> 
 def test_names_of_methods_are_no_paths(tmp_path: Path, method: str) -> None:
     record = {"config": {}, "methods": [method], "data": 0, "hyper": {}}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    with pytest.raises(JaxpflError, match=r"config\.json is damaged: its methods are"):
+    with pytest.raises(JaxpflError, match=r"config\.json is damaged: 'methods' must list"):
         stored_run.open_run(tmp_path)
 
 

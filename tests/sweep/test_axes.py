@@ -44,7 +44,7 @@ def test_a_methods_own_name_is_enough_for_one_method():
     [
         ("lrr=1", "unknown axis 'lrr': did you mean 'lr'"),
         ("learning_rate=1,2", "unknown axis 'learning_rate': did you mean 'lr'"),
-        ("psi_init=1", "psi_init is a hyper-parameter of adaped: name it adaped.psi_init"),
+        ("psi_init=1", "psi_init is a hyper-parameter of adaped: write adaped.psi_init"),
         ("ditto.lam=1", "unknown method of --grid ditto.lam 'ditto'"),
         ("seeds=1,2", "seeds cannot be an axis of a sweep: use --seeds"),
         ("lr=a", "lr in --grid must be float"),

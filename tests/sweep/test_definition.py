@@ -44,7 +44,7 @@ def test_groups_are_as_few_as_shapes():
 
 def test_a_search_of_fewer_seeds():
     assert small("lr=.1", search_seeds=2).searched == (0, 1)
-    with pytest.raises(JaxpflError, match="search_seeds must be at most the 3 seeds, got 4"):
+    with pytest.raises(JaxpflError, match="search_seeds must be at most seeds = 3, got 4"):
         small("lr=.1", search_seeds=4)
 
 
@@ -91,7 +91,7 @@ def test_a_sweep_of_other_orders_is_refused(tmp_path: Path):
     earlier = small("lr=.1,1").to_json()
     for orders in ({}, {"orders": 1}):
         (tmp_path / FILE).write_text(json.dumps({k: v for k, v in earlier.items() if k != "orders"} | orders))
-        with pytest.raises(JaxpflError, match="another version drew clients' examples in another order"):
+        with pytest.raises(JaxpflError, match="another version drew the examples in a different order"):
             read(tmp_path)
 
 

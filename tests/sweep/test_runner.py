@@ -144,7 +144,7 @@ def test_a_second_sweep_is_kept_out_of_the_folder(tmp_path: Path, capsys: pytest
     with run_folder.lock(folder), pytest.raises(SystemExit) as ended:
         main([*COMMAND[3:], "--output", str(folder), "--resume"])
     assert ended.value.code == 2
-    assert "is at work in" in capsys.readouterr().err.splitlines()[-1]
+    assert "is using" in capsys.readouterr().err.splitlines()[-1]
 
 
 def numbers(folder: Path) -> dict[str, Record]:

@@ -134,7 +134,7 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
             (path.parent.parent / "read.json").write_text("{")
         else:
             path.write_text("")
-    with pytest.warns(JaxpflWarning, match="start again"):
+    with pytest.warns(JaxpflWarning, match="start over"):
         assert session(folder).rounds == list(range(1, ROUNDS + 1))
     session(tmp_path / "whole")
     assert told(folder) == told(tmp_path / "whole")

@@ -77,7 +77,7 @@ def test_a_changed_number_is_seen(tmp_path: Path):
     journal = Journal(tmp_path)
     journal.append([ONE, TWO])
     journal.path.write_bytes(journal.path.read_bytes().replace(b"0.5", b"0.6"))
-    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: delete the line, and its run"):
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: delete the line to have its run"):
         journal.read()
 
 

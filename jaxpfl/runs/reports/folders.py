@@ -244,7 +244,7 @@ def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list
 def _check_study(folder: Folder) -> tuple[list[str], dict[str, int]]:
     told = files.read_json(folder.path / SUMMARY).get("files", [])
     if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
-        raise JaxpflError(f"{folder.path / SUMMARY} is damaged: files must be names of files in the folder")
+        raise JaxpflError(f"{folder.path / SUMMARY} is damaged: 'files' must list names of files in the folder")
     # Not Path.is_file, which raises if a name is too long for the file system.
     lost = [name for name in told if not os.path.isfile(files.inside(folder.path, name))]
     return [f"{folder.path / printable(name)} is missing" for name in lost], {"files": len(told) + 1}

@@ -266,7 +266,7 @@ def _study_sections(folder: Folder) -> list[Section]:
     summary = files.read_json(path)
     plots = summary.get("plots", [])
     if not isinstance(plots, list) or not all(isinstance(one, str) for one in plots):
-        raise JaxpflError(f"{path} is damaged: plots must be names of files in the folder")
+        raise JaxpflError(f"{path} is damaged: 'plots' must list names of files in the folder")
     settings = summary.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
     results = {name: value for name, value in summary.items() if name not in _ABOUT}

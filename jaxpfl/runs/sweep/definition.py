@@ -126,12 +126,12 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
             config = dataclasses.replace(config, validation_share=SHARE)
         elif not data_sets.has_validation(config):
             raise JaxpflError(
-                f"{config.data} has no validation examples to choose by: convert the data set with --validation-share, "
+                f"{config.data} has no validation examples to select by: convert the data set with --validation-share, "
                 "or give select = none"
             )
     found = Definition(tuple(methods), config, grid, search)
     if (search.search_seeds or 1) > len(found.seeds):
-        raise JaxpflError(f"search_seeds must be at most the {len(found.seeds)} seeds, got {search.search_seeds}")
+        raise JaxpflError(f"search_seeds must be at most seeds = {len(found.seeds)}, got {search.search_seeds}")
     for name in methods:
         _check_values(found, algorithms.get(name))
     return found
@@ -216,7 +216,7 @@ def stored_definition(stored: Any, path: Path) -> Definition:
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         if stored.get("orders") != ORDERS:
-            raise JaxpflError(f"{path}: another version drew clients' examples in another order: start a new sweep")
+            raise JaxpflError(f"{path}: another version drew the examples in a different order; start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
         return define(methods, config, grid, search)
 
@@ -304,13 +304,13 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
         10 * in_cohort
     ):
         raise JaxpflError(
-            f"budget = steps with local_epochs needs gradients in proportion to the steps, which {method} does not take"
+            f"budget = steps with local_epochs needs gradients in proportion to the steps, unlike those of {method}"
         )
     if not outside:
         return in_cohort
     if share is None:
         if full.clients is None or full.cohort is None:
-            raise JaxpflError(f"budget = steps needs clients and cohort: {method} also trains outside the cohort")
+            raise JaxpflError(f"budget = steps needs clients and cohort, as {method} also trains clients outside it")
         share = min(1.0, full.cohort / full.clients)
     rests = 1 - share
     return in_cohort + outside * sum(rests**j for j in range(1, cap + 1))
@@ -337,6 +337,6 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:
-        raise JaxpflError(f"budget = steps needs a fixed number of gradients, which {method} draws") from None
+        raise JaxpflError(f"budget = steps needs a fixed number of gradients, but {method} randomises it") from None
     in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
     return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap

@@ -121,9 +121,9 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
         low, high = map(float, ends[:2])
         count = int(ends[2]) if len(ends) == 3 else 0
     except ValueError:
-        raise JaxpflError(f"an axis of even steps is {form}, got {shown(':'.join(ends))}") from None
+        raise JaxpflError(f"an axis of evenly spaced values must be {form}, got {shown(':'.join(ends))}") from None
     if not (math.isfinite(low) and low < high < math.inf) or len(ends) > 3:
-        raise JaxpflError(f"an axis of even steps is {form} with LOW < HIGH, got {shown(':'.join(ends))}")
+        raise JaxpflError(f"an evenly spaced axis must be {form} with LOW < HIGH, got {shown(':'.join(ends))}")
     if log and low <= 0:
         raise JaxpflError(f"{form} needs LOW > 0, got {low:g}")
     range_ = Axis(name, (), low, high, log)
@@ -161,7 +161,7 @@ class Grid:
                 raise JaxpflError(f"--grid {name} is given twice: give all its values at once")
         ranges = [axis.name for axis in self.axes if not axis.values]
         if ranges and not self.draws:
-            raise JaxpflError(f"{ranges[0]} is a range: give --random N, or a third number N for even steps")
+            raise JaxpflError(f"{ranges[0]} is a range: give --random N, or a third number N for evenly spaced values")
         if self.draws and not ranges:
             raise JaxpflError("--random needs a range among the axes, such as --grid lr=log:1e-3:1")
 
@@ -213,7 +213,7 @@ class Grid:
 
 _TABLES: Mapping[str, type] = {"privacy": PrivacyConfig, "plan": ExecutionPlan}
 _OTHERWISE = {
-    "task": "--task, and a sweep for each",
+    "task": "--task, and one sweep for each task",
     "seed": "--seed",
     "seeds": "--seeds",
     "set": "--grid METHOD.name=V,V",
@@ -267,7 +267,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
         if own.replace("-", "_") not in fields:
             raise unknown_name(f"setting of {owner}", own, fields)
         if given == "privacy.unit":
-            raise JaxpflError("privacy.unit cannot be an axis of a sweep: its epsilons are not comparable")
+            raise JaxpflError("privacy.unit cannot be an axis of a sweep: epsilons of two units are not comparable")
         return f"{owner}.{own.replace('-', '_')}"
     if dot:
         if owner not in methods:
@@ -286,7 +286,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
     if len(methods) == 1 and owners:
         return f"{owners[0]}.{given}"
     if owners:
-        raise JaxpflError(f"{given} is a hyper-parameter of {', '.join(owners)}: name it {owners[0]}.{given}")
+        raise JaxpflError(f"{given} is a hyper-parameter of {', '.join(owners)}: write {owners[0]}.{given}")
     known = [f"{name}.{own}" for name in methods for own in _own(algorithms.get(name))]
     raise unknown_setting("axis", given, [*fields, *known])
 

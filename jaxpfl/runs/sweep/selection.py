@@ -87,7 +87,7 @@ def headline_of(records: Iterable[Record]) -> Headline:
     found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:
         names = " and ".join(sorted(one.words for one in found))
-        raise JaxpflError(f"the sweep's scores are not comparable ({names}): sweep their data separately")
+        raise JaxpflError(f"the sweep's scores are not comparable ({names}): run one sweep for each data set")
     return next(iter(found), ACCURACY)
 
 
@@ -101,7 +101,7 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
     metric = headline_of(records).validation
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
-        raise JaxpflError("a selection needs at least one seed of the search")
+        raise JaxpflError("a selection needs at least one search seed")
     found: dict[str, list[Tried]] = {}
     for (method, _), runs in group_by_setting(records).items():
         by_seed = {run.seed: run for run in runs}

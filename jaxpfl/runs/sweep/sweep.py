@@ -91,7 +91,7 @@ class Sweep:
         """
         check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
         if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
-            raise JaxpflError(f"{folder / FILE} is not the definition of a sweep, or damaged: choose another --output")
+            raise JaxpflError(f"{folder / FILE} is damaged or not the definition of a sweep: choose another --output")
         sweep = cls(folder, definition, data)
         sweep.check_runs()
         sums = sweep._checksums()
@@ -138,7 +138,7 @@ class Sweep:
         """
         stored = files.read_json(self.folder / FILE).get("data", {})
         if not isinstance(stored, dict):
-            raise JaxpflError(f"{self.folder / FILE} is damaged: data must hold checksums, got {shown(stored)}")
+            raise JaxpflError(f"{self.folder / FILE} is damaged: 'data' must map to checksums, got {shown(stored)}")
         for name, now in checksums.items():
             if stored.get(name, now) != now:
                 raise JaxpflError(f"the data set {name} has changed since the sweep in {self.folder} began")
@@ -273,8 +273,8 @@ def _undefined(records: Sequence[Record]) -> list[str]:
     counted = ((name, count) for record in records for name, count in record.metrics.items())
     names = dict.fromkeys(name.removesuffix(UNDEFINED) for name, count in counted if name.endswith(UNDEFINED) and count)
     return [
-        f"{Headline(name.removeprefix('personalized_')).words}: the test examples of some clients do not define it; "
-        "its means leave them out"
+        f"{Headline(name.removeprefix('personalized_')).words}: undefined on the test examples of some clients, "
+        "which its means leave out"
         for name in names
     ]
 
