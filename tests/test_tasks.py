@@ -234,7 +234,7 @@ def test_overflowing_predictions_score_worst_not_as_absent():
 
 
 SENSELESS = {
-    ("fedrod", "squared"): "fedrod balances classes by their counts: the task 'regression' has no classes",
+    ("fedrod", "squared"): "fedrod balances classes by their counts, but the task 'regression' has no classes",
     ("fedem", "absolute"): "fedem mixes densities",
 }
 
@@ -422,7 +422,7 @@ def test_diverged_predictions_score_worst():
 
 
 REFUSED = {
-    "fedrod": "fedrod balances classes by their counts: the task 'next-token' has no classes",
+    "fedrod": "fedrod balances classes by their counts, but the task 'next-token' has no classes",
     "moon": "moon compares features of examples: the task 'next-token' has some at each position",
 }
 
@@ -443,7 +443,7 @@ def test_methods_of_classes_refuse_it_with_their_reason(method):
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("adaped", {"gate": True}, "adaped.gate .* at least 2 classes, got next-token"),
+        ("adaped", {"gate": True}, "adaped.gate .* at least 2 classes, got the task 'next-token'"),
         ("map-kd", {"exact": True}, "the exact normaliser requires class probabilities"),
         ("persfl", {"temperatures": (2.0,)}, "persfl.temperatures applies to .*, got next-token"),
     ],

@@ -59,8 +59,8 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:
         if components > ctx.expected_cohort:
             raise JaxpflError(
-                f"adamix.components must be at most the {ctx.expected_cohort:g} clients of a round, got {components}: "
-                "otherwise each model would be a component of its own"
+                f"adamix.components must be at most {ctx.expected_cohort:g}, the number of clients in a round, got "
+                f"{components}: otherwise each model would be a component of its own"
             )
         return algorithm.server.init(key, hp, ctx)
 
@@ -68,7 +68,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     if work.privacy is None:
         return algorithm._replace(server=server)
     if np.ndim(work.privacy.noise_multiplier) or np.ndim(work.privacy.clipping_norm):
-        raise JaxpflError("adamix takes one noise_multiplier and one clipping_norm for all runs")
+        raise JaxpflError("adamix does not support sweeps over noise_multiplier or clipping_norm: give one number each")
     z, limit = float(np.asarray(work.privacy.noise_multiplier)), float(np.asarray(work.privacy.clipping_norm))
 
     def update(key: Key, hp: MapHyper, ctx: ServerContext, gamma: Mixture, uploads: Stacked) -> tuple[Mixture, Metrics]:

@@ -146,7 +146,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
       JaxpflError: if ``max_clusters`` is below two; when traced, also if not all clients take part in every round.
     """
     if max_clusters < 2:
-        raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: with one cluster it is fedavg")
+        raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: use fedavg for a single cluster")
 
     def model_of(message: Message, data: ClientData) -> PyTree:
         sent = message.per_client
@@ -175,8 +175,8 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     def server_init(key: Key, hp: CFLHyper, ctx: ServerContext) -> State:
         if ctx.expected_cohort != ctx.num_clients:
             raise JaxpflError(
-                f"cfl compares the updates of all clients: the cohort must be {ctx.num_clients}, got "
-                f"{ctx.expected_cohort:g}"
+                f"cfl compares the updates of all clients: the cohort must be {ctx.num_clients}, the number of "
+                f"clients, got {ctx.expected_cohort:g}"
             )
         model = task.init(key)
         models = jax.tree.map(lambda a: jnp.broadcast_to(a, (max_clusters, *a.shape)), model)

@@ -51,7 +51,7 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
 
     if not jax.tree.leaves(split(shapes)[0]):
         raise JaxpflError(
-            "fedbn keeps normalisation parameters with the clients, and this model names none: use a model with "
+            "fedbn keeps normalisation parameters on the clients, but this model declares none: use a model with "
             "normalisation layers, such as mlp-ln, cnn-gn or resnet"
         )
     return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)

@@ -74,7 +74,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:
         raise JaxpflError(
-            f"fedem mixes densities, and the loss of the task {task.kind!r} is not a negative log-likelihood: use "
+            f"fedem mixes densities, but the loss of the task {task.kind!r} is not a negative log-likelihood: use "
             "squared, poisson, or the logistic loss of binary and multilabel tasks"
         )
     if task.has_classes and task.num_classes < 2:

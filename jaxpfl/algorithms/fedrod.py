@@ -65,7 +65,7 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
       JaxpflError: if the task has no classes, or the model has no head or no body.
     """
     if not task.has_classes:
-        raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has no classes")
+        raise JaxpflError(f"fedrod balances classes by their counts, but the task {task.kind!r} has no classes")
     split = head_and_body("fedrod", task)
 
     def log_counts(data: ClientData) -> Array:

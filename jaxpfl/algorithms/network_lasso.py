@@ -158,7 +158,7 @@ def network_lasso(
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
     if work.epochs is not None:
-        raise JaxpflError("network-lasso weighs its graph by the local steps: set local_steps instead of local_epochs")
+        raise JaxpflError("network-lasso weights its graph by the step count: set local_steps instead of local_epochs")
     if admm_steps < 1:
         raise JaxpflError(f"network-lasso.admm_steps must be >= 1, got {admm_steps}")
     if not 0 < tolerance < 1:
@@ -167,7 +167,7 @@ def network_lasso(
     if graph is None:
         raise JaxpflError("network-lasso needs a graph of the clients: set LocalWork.graph")
     if graph.nodes != work.num_clients:
-        raise JaxpflError(f"the graph has {graph.nodes} nodes, expected {work.num_clients}, one for each client")
+        raise JaxpflError(f"the graph must have {work.num_clients} nodes, one for each client, got {graph.nodes}")
     mask = masks("network-lasso", task, shared, personal)
     start = jax.eval_shape(lambda key: mask.split(task.init(key)), jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), start.personal))

@@ -193,7 +193,7 @@ def _two_stages(
     if stored < 0 or stored == 1:
         raise JaxpflError(f"{method}.stored must be 0 or >= 2, got {stored}")
     if stored and teacher == "last":
-        raise JaxpflError(f"{method}.stored needs teacher = best: with last, the stored models are not used")
+        raise JaxpflError(f"{method}.stored needs teacher = best: with teacher = last, the stored models are not used")
     if not task.has_classes:
         if tuple(temperatures) not in (TEMPERATURES, (1.0,)):
             raise JaxpflError(f"{method}.temperatures applies to classification tasks only, got {task.kind}")
@@ -274,8 +274,8 @@ def _two_stages(
         lacking = int((np.asarray(federation.validation.size) == 0).sum())
         if lacking and (keeps or len(grid) > 1):
             raise JaxpflError(
-                f"{method} selects models on validation examples, and {lacking} of {federation.num_clients} clients "
-                "have none: set validation_share (or teacher = last, one temperature and one imitation)"
+                f"{method} selects models on validation examples, but {lacking} of {federation.num_clients} clients "
+                "have none: set validation_share (or teacher = last with one temperature and one imitation)"
             )
 
     client = fedavg_client._replace(

@@ -149,16 +149,16 @@ def stack(clients: list[np.ndarray]) -> Samples:
         (`full_precision.check_digits`).
     """
     if not clients:
-        raise JaxpflError("no clients: an estimator needs at least one")
+        raise JaxpflError("an estimator needs at least one client, got none")
     arrays = [np.asarray(x, np.float64) for x in clients]
     shape = arrays[0].shape[1:]
     for i, x in enumerate(arrays):
         if x.ndim == 0 or len(x) == 0:
             raise JaxpflError(f"client {i} has no samples: leave it out")
         if x.shape[1:] != shape:
-            raise JaxpflError(f"client {i}: samples of shape {x.shape[1:]}, the first client's have {shape}")
+            raise JaxpflError(f"client {i} has samples of shape {x.shape[1:]}, but the first client has {shape}")
         if not np.isfinite(x).all():
-            raise JaxpflError(f"client {i}: a sample is NaN or infinite")
+            raise JaxpflError(f"client {i} has a sample that is NaN or infinite")
     largest = np.max([np.abs(x).max(axis=0) for x in arrays], axis=0)
     full_precision.check_digits(largest, np.max([np.ptp(x, axis=0) for x in arrays], axis=0))
     n = max(map(len, arrays))

@@ -302,7 +302,7 @@ def estimate_file(
     clients = own_clients.read(path, layout)
     for name, own in zip(clients.names, clients.samples, strict=True):
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
-            raise JaxpflError(f"{path}: client {shown(name)}: samples must be 0 or 1, one number each")
+            raise JaxpflError(f"{path}: samples must be single numbers, 0 or 1, but client {shown(name)} has others")
     sizes = own_clients.sizes_of(path, clients.samples)
     notes = own_clients.alike(clients.columns, clients.samples)
     estimators = plain_estimators()

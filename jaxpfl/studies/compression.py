@@ -122,7 +122,7 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
     source = data.load(given.data, given.data_dir) if source is None else source
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):
         raise JaxpflError(
-            f"data set {given.data!r} has {source.num_classes} classes, expected 2 and inputs of one array"
+            f"data set {given.data!r} must have 2 classes and inputs in one array, got {source.num_classes} classes"
         )
     if source.users_train is not None:
         split: dict[str, Any] = {"partition": "natural"}

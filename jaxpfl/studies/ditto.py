@@ -73,7 +73,7 @@ class DittoSettings(Settings):
         host_memory.check(
             12 * self.clients * self.samples * self.repetitions,
             f"{self.repetitions} repetitions of {self.clients * self.samples} samples need",
-            "fewer repetitions, clients or samples",
+            "use fewer repetitions, clients or samples",
         )
 
     @property

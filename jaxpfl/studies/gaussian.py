@@ -390,10 +390,10 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     ignored = (*own_clients.SIMULATED, "dim", "mean")
     refuse_given(given, ignored, own_clients.NOT_OWN)
     if given.epsilon is None:
-        refuse_given(given, _PUBLIC, "requires epsilon, as it is otherwise estimated from the file")
+        refuse_given(given, _PUBLIC, "requires epsilon, because without epsilon it is estimated from the file")
         ignored += (*_PUBLIC, "mechanism", "delta")
     if given.epsilon is None or given.mechanism != "discrete":
-        refuse_given(given, ("bits",), "requires epsilon and mechanism discrete with --csv")
+        refuse_given(given, ("bits",), "requires epsilon and mechanism = discrete with --csv")
         ignored += ("bits",)
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
@@ -406,8 +406,8 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     for number, column in enumerate(clients.columns):
         if not any(np.ptp(own[:, number]) for own in samples):
             which = f"column {column!r}: " if known.dim > 1 else ""
-            what = notes[0] if len(notes) == len(clients.columns) else f"{which}each client's samples are identical"
-            raise JaxpflError(f"{path}: {what}: each client's own mean is exact, which leaves no error to reduce")
+            what = notes[0] if len(notes) == len(clients.columns) else f"{which}samples are equal within every client"
+            raise JaxpflError(f"{path}: {what}, so each client's own mean is exact and leaves no error to reduce")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),
@@ -523,7 +523,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     """
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)
-    refuse_given(given, _PRIVATE, "is not available with --covariates: regressions have no private messages")
+    refuse_given(given, _PRIVATE, "is not available with --covariates, because regressions have no private messages")
     if options.values is not None:
         raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
     value = own_clients.VALUE if options.value is None else options.value

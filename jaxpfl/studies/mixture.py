@@ -64,7 +64,7 @@ class MixtureSettings(Settings):
         """
         super().check()
         if self.components > self.clients:
-            raise JaxpflError(f"components must be at most the {self.clients} clients, got {self.components}")
+            raise JaxpflError(f"components must be <= {self.clients}, the number of clients, got {self.components}")
         if self.epsilon is None:
             refuse_given(self, ("delta",), NOT_PRIVATE)
 
@@ -268,20 +268,20 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
         clients than kinds; if no client has two samples; or if every client's samples are identical in a column.
     """
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
-    refuse_given(given, ("epsilon", "delta"), "applies to simulated clients: kinds of your own clients are not private")
+    refuse_given(given, ("epsilon", "delta"), "is not available with --csv, because its kinds are not private")
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)
     given.check()
     if given.components > len(sizes):
-        raise JaxpflError(f"components must be at most the {len(sizes)} clients of {path}, got {given.components}")
+        raise JaxpflError(f"{path}: components must be <= {len(sizes)}, the number of clients, got {given.components}")
     own_clients.check_squares(path, clients.columns, samples)
     local = np.array([own.mean(axis=0) for own in samples])
     scatter = sum(((own - mean) ** 2).sum(axis=0) for own, mean in zip(samples, local, strict=True))
     center, scale = local.mean(axis=0), np.sqrt(scatter / (sizes - 1).sum())
     for column, spread in zip(clients.columns, scale, strict=True):
         if not spread > 0:
-            raise JaxpflError(f"{path}: {column}: each client's samples are identical, and kinds have no width")
+            raise JaxpflError(f"{path}: {column}: samples are equal within every client, so kinds have no spread")
     with jax.enable_x64(True):
         data = base.stack([(own - center) / scale for own in samples])
         estimator = mixture.em(given.components, steps=STEPS, starts=STARTS)

@@ -69,7 +69,7 @@ class NormalMeansSettings(Settings):
         """
         super().check()
         if self.truth not in TRUTHS:
-            raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {shown(self.truth)}")
+            raise JaxpflError(f"truth must be one of {', '.join(TRUTHS)}, got {shown(self.truth)}")
         if self.truth == "needles":
             checks.count("nonzero", self.nonzero)
             if self.nonzero >= self.clients:
@@ -284,8 +284,8 @@ def read(
     if len(found) != 1:
         what = "several pairs of columns" if found else "no pair of columns"
         ways = " or ".join(",".join(pair) for pair in PAIRS.values())
-        more = "" if found else "; for a row per sample use jaxpfl estimate gaussian"
-        raise JaxpflError(f"{path}: {what} in {table.listed}: needs {ways}{more}")
+        more = "" if found else "; for a file with a row for each sample, use jaxpfl estimate gaussian"
+        raise JaxpflError(f"{path}: {what} in {table.listed}: one pair is needed, {ways}{more}")
     kind = found[0]
     first, second = (table.find(name) for name in PAIRS[kind])
     wished = [table.find(name.strip(), "covariate") for name in covariates]
@@ -369,7 +369,7 @@ def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
     """
     if kind != "estimate":
         names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
-        refuse_given(options, names, f"applies to estimate,se, but {path.name} has {','.join(PAIRS[kind])}")
+        refuse_given(options, names, f"applies to files with estimate,se, but {path.name} has {','.join(PAIRS[kind])}")
     priors = ("prior", "center", "components", "weights")
     if options.covariates:
         why = "is not available with --covariates, which sets the prior"

@@ -215,8 +215,8 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
         largest = float(np.abs(values).max())
         if largest and not _SMALLEST <= largest <= _LARGEST:
             raise JaxpflError(
-                f"{path}: {printable(column)} must have a largest magnitude from {_SMALLEST:g} to {_LARGEST:g}, got "
-                f"{largest:g}: use another unit, as the squares are out of range"
+                f"{path}: the largest magnitude in {printable(column)} must be from {_SMALLEST:g} to {_LARGEST:g}, got "
+                f"{largest:g}: use another unit, because the squares would be out of range"
             )
 
 
@@ -257,7 +257,7 @@ def _several(table: Table, text: str) -> list[str]:
         found += [name for name in table.names[places[0] : places[-1] + 1] if name not in found]
     if not found:
         raise JaxpflError(
-            f"{table.path}: {shown(text)} selects no column: the first column of a range comes before its last"
+            f"{table.path}: {shown(text)} selects no column: the first column of a range must come before its last"
         )
     return found
 
@@ -377,7 +377,7 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
     """
     sizes = np.array([len(own) for own in samples])
     if len(sizes) < 2:
-        raise JaxpflError(f"{path}: needs at least two clients, got {len(sizes)}")
+        raise JaxpflError(f"{path}: at least two clients are needed, got {len(sizes)}")
     if sizes.max() < 2:
         raise JaxpflError(f"{path}: every client has a single sample: the clients' variance cannot be estimated")
     return sizes

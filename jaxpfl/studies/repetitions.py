@@ -106,12 +106,12 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
     need, free = memory.needed(program, devices), memory.free(devices)
     if free is not None and need > free:
         needs, advice = _too_large(repetitions, numbers)
-        raise JaxpflError(f"{needs} {memory.readable(need)} of memory, {memory.readable(free)} are free: {advice}")
+        raise JaxpflError(f"{needs} {memory.readable(need)} of memory, but {memory.readable(free)} is free: {advice}")
     return jax.tree.map(np.asarray, program(jax.random.key(seed)))
 
 
 def _too_large(repetitions: int, numbers: int) -> tuple[str, str]:
-    return f"{repetitions} repetitions of {numbers} numbers need", "fewer repetitions, clients, samples or dimensions"
+    return f"{repetitions} repetitions of {numbers} numbers need", "reduce repetitions, clients, samples or dimensions"
 
 
 def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -> dict[str, Any]:

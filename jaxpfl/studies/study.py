@@ -58,7 +58,7 @@ def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value != defaults[name]:
-            raise JaxpflError(f"{name} {why}, got {value}")
+            raise JaxpflError(f"{name} {why}: leave out {name} = {value}")
 
 
 def check_uploads(uploads: int | None, clients: int) -> None:

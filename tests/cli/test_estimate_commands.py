@@ -58,7 +58,7 @@ def test_numbers_that_say_nothing_or_too_much(capsys, tmp_path: Path):
             more = ["--components", "2"] if study == "mixture" else []
             result = jaxpfl(capsys, "estimate", study, "--csv", path, *more)
             assert (result.status, result.out) == (2, "")
-            expected = f"value must have a largest magnitude from 1e-70 to 1e+70, got 4e{power:+}: use another unit"
+            expected = f"the largest magnitude in value must be from 1e-70 to 1e+70, got 4e{power:+}: use another unit"
             assert expected in result.err
     said = jaxpfl(capsys, "estimate", "gaussian", "--mean", "1e9", "--radius", "1e9", "--clients", "9").err
     assert "JAX_ENABLE_X64=true in the environment" in said

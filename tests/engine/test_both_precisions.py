@@ -138,7 +138,7 @@ def test_hyper_parameters_that_float32_does_not_hold_are_refused():
     assert float(jax.jit(lambda x: x * 1e5)(jnp.asarray(np.float32(1e-40)))) == 0
     hp = METHODS["adaped"].hyper
     for value in (1e-40, 1e39):
-        with pytest.raises(JaxpflError, match=r"adaped.psi_floor must be 0 or of a size between 1.2e-38 and"):
+        with pytest.raises(JaxpflError, match=r"adaped.psi_floor must be 0 or have a magnitude from 1.2e-38 to"):
             hyper.replace("adaped", hp, {"psi_floor": value})
     assert hyper.replace("adaped", hp, {"psi_floor": 2e-38, "weight_decay": 0.0}).psi_floor == 2e-38
     with jax.enable_x64(True):

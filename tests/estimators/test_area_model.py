@@ -159,7 +159,7 @@ def test_a_client_that_alone_determines_a_coefficient():
         (lambda x, s, z: (x, s, np.full(25, 3.0)), "z's column 0 is a linear combination of .* and the intercept"),
         (lambda x, s, z: (x, s, 0 * x), "z's column 0 is a linear combination"),
         (lambda x, s, z: (x[:5], s[:5], z[:5]), "3 coefficients need at least 6 clients, got 5"),
-        (lambda x, s, z: (x, s, [["a"]] * 25), r"z must be numbers, a row for each of the clients, got \[\["),
+        (lambda x, s, z: (x, s, [["a"]] * 25), r"z must be numbers, with a row for each of the clients, got \[\["),
         (lambda x, s, z: (x, 0 * s, z), "s must be finite and > 0, got 0.0 for client 0"),
         (lambda x, s, z: (np.where(x == x[3], np.inf, x), s, z), "x must be finite, got inf for client 3"),
     ],

@@ -181,10 +181,10 @@ def test_settings_are_one_more_axis():
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([], "no clients"),
+        ([], "needs at least one client, got none"),
         ([np.ones(3), np.zeros(0)], "client 1 has no samples"),
-        ([np.ones((3, 2)), np.ones((2, 1))], "client 1: samples of shape"),
-        ([np.ones(3), np.array([1.0, np.nan])], "client 1: a sample is NaN or infinite"),
+        ([np.ones((3, 2)), np.ones((2, 1))], "client 1 has samples of shape"),
+        ([np.ones(3), np.array([1.0, np.nan])], "client 1 has a sample that is NaN or infinite"),
         ([2e6 + np.arange(3.0), np.ones(2)], r"values of up to 2e\+06 that differ by 2 lose their digits in float32"),
         ([np.array([[1, 1.7e9], [1e9, 1.7e9 + 1]])], r"values of up to 1.7e\+09 that differ by 1 lose their digits"),
     ],

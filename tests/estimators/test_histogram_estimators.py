@@ -219,7 +219,7 @@ def test_only_k_minus_1_directions_inform():
 @pytest.mark.parametrize(
     ("indptr", "counts", "block", "message"),
     [
-        ([0], [], 4, "no users"),
+        ([0], [], 4, "at least one user"),
         ([0, 1, 1], [3], 4, "user 1 has no tokens"),
         ([0, 1], [3], 2**30, "block must be below"),
         ([0, 1], [3], 0, "block must be a whole number"),

@@ -251,14 +251,14 @@ def test_stein_s_estimate_of_the_risk():
         ([1.0, 2.0, 3.0], [1.0, 1.0], {}, "the same length, got 3 estimates and 2 errors"),
         ([[1.0, 2.0]], [1.0, 1.0], {}, r"got shapes \(1, 2\) and \(2,\)"),
         (["a", "b"], 1.0, {}, r"x must be numbers, one for each client, got \['a', 'b'\]"),
-        ([1.0], [1.0], {}, "needs at least 2 clients, got 1: a single client"),
-        ([], [], {"prior": "point-normal"}, "needs at least 1 client, got 0"),
+        ([1.0], [1.0], {}, "at least 2 clients are needed to estimate a prior \\(1 if center is given\\), got 1"),
+        ([], [], {"prior": "point-normal"}, "at least 1 client is needed, got 0"),
         ([1.0, 2.0], 1.0, {"prior": "nomal"}, "unknown prior 'nomal': did you mean 'normal'"),
         ([1.0, 2.0], 1.0, {"center": "zero"}, "center must be a number or 'learned', got 'zero'"),
         ([1.0, 2.0], 1.0, {"center": np.nan}, "center must be a finite number, got nan"),
-        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "prior npmle has no center, got 0.0"),
+        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "prior npmle has no center: leave out center = 0.0"),
         ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "does not learn its center"),
-        ([1.0, 2.0], 1.0, {"components": 10}, "prior normal has no components, got components 10"),
+        ([1.0, 2.0], 1.0, {"components": 10}, "prior normal has no components: leave out components = 10"),
         (
             [1.0, 2.0],
             1.0,
@@ -286,7 +286,7 @@ def test_values_beyond_single_precision_are_refused():
 
 
 def test_a_coarse_grid_is_said():
-    with pytest.raises(JaxpflWarning, match=r"prior npmle: atoms 5 apart, above the least s 1: use more components"):
+    with pytest.raises(JaxpflWarning, match=r"npmle atoms are 5 apart, above the least s 1: use more components"):
         ebnm([0.0, 50.0, 20.0], 1.0, prior="npmle", components=11)
 
 
@@ -323,7 +323,7 @@ def test_james_and_stein():
     c = 1 - 3 * 4 / ((x - x.mean()) ** 2).sum()
     np.testing.assert_allclose(found.mean, x.mean() + c * (x - x.mean()))
     np.testing.assert_array_equal(james_stein(x, 9.0).weight, 0.0)
-    for given, said in (((x[:3], 1.0), "at least 4 clients, got 3"), ((x, np.ones(6)), r"needs one s.*got \(6,\)")):
+    for given, said in (((x[:3], 1.0), "at least 4 clients, got 3"), ((x, np.ones(6)), r"one s .*got shape \(6,\)")):
         with pytest.raises(JaxpflError, match=said):
             james_stein(*given)
 

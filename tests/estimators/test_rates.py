@@ -93,7 +93,7 @@ def test_vmap_over_problems():
         (ebbinomial, [1, 0], [1, 0], "trials must be whole numbers of at least 1, got 0.0 for client 1"),
         (ebbinomial, [0, 0], 5, "all successes are zero: no prior can be fitted"),
         (ebbinomial, [5, 5], 5, "all trials are successes: no prior can be fitted"),
-        (ebbinomial, [1], [2], "needs at least 2 clients, got 1"),
+        (ebbinomial, [1], [2], "at least 2 clients are needed to estimate a prior, got 1"),
         (ebbinomial, [1, 1], [2, 2, 2], r"got shapes \(2,\) and \(3,\)"),
         (ebbinomial, ["a", "b"], 2, "successes must be numbers, one for each client"),
         (ebpoisson, [1, -1], 1.0, "count must be whole numbers of at least 0, got -1.0 for client 1"),

@@ -62,14 +62,14 @@ def nodes(number):
     return {"choices": {"graph": graphs.from_edges([], number)}}
 
 
-NO_NORM = r"this model names none: .* mlp-ln, cnn-gn or resnet"
+NO_NORM = r"this model declares none: .* mlp-ln, cnn-gn or resnet"
 BOTH_STEP = "at least one step on the head and one on the body"
 ABOUT = "in_flight must be 0 or between 3, the clients in a round, and all 5 clients, got"
 REFUSED = [
     (
         "adamix",
         {"cohort": uniform(5, 4), "components": 5},
-        "the 4 clients of a round, got 5: otherwise each",
+        "be at most 4, the number of clients in a round, got 5: otherwise each",
     ),
     ("adaped", {"architectures": "same+lineer"}, "linear"),
     ("adaped", {"architectures": "+".join(["same"] * 7)}, "has no client"),
@@ -79,8 +79,8 @@ REFUSED = [
     ("adaped-plus", {"idle_rounds": 2}, r"adaped-plus\.idle_rounds=2 needs keep=True"),
     ("adaped-plus", {"start": "init"}, r"adaped-plus\.start=init needs keep=True"),
     ("adaped-plus", {"start": "ini", "keep": True}, r"adaped-plus\.start 'ini'.*init"),
-    ("cfl", {"cohort": uniform(5, 3)}, "the cohort must be 5, got 3"),
-    ("cfl", {"max_clusters": 1}, "cfl.max_clusters must be >= 2, got 1: with one cluster it is fedavg"),
+    ("cfl", {"cohort": uniform(5, 3)}, "the cohort must be 5, the number of clients, got 3"),
+    ("cfl", {"max_clusters": 1}, "cfl.max_clusters must be >= 2, got 1: use fedavg for a single cluster"),
     ("fedala", {"weight_steps": 0}, "^fedala.weight_steps must be >= 1, got 0$"),
     ("fedbabu", {"fine_tune": "heads"}, "unknown fedbabu.fine_tune 'heads': did you mean 'head'"),
     ("fedbabu", {"fine_tune_steps": -1}, "^fedbabu.fine_tune_steps must be >= 0, got -1$"),
@@ -122,7 +122,7 @@ REFUSED = [
     ("network-lasso", {"shared": "w1,w3"}, r"shared: no parameter matches 'w3' \(parameters: b1, b2, w1, w2\)"),
     ("network-lasso", {"personal": "head/*"}, "network-lasso.personal: no parameter matches 'head/.'"),
     ("network-lasso", {"personal": "none"}, "network-lasso has nothing to train"),
-    ("network-lasso", nodes(6), "the graph has 6 nodes, expected 5"),
+    ("network-lasso", nodes(6), "the graph must have 5 nodes, one for each client, got 6"),
     ("network-lasso", {"choices": {"graph": None}}, "network-lasso needs a graph of the clients"),
     ("persfl", {"temperatures": (1.0, 0.0)}, "^persfl.temperatures must be one or more numbers > 0"),
     ("persfl", {"temperatures": ()}, "^persfl.temperatures must be one or more numbers > 0, got"),
@@ -136,9 +136,9 @@ REFUSED = [
     (
         "persfl",
         {"problem": without_validation()},
-        "^persfl selects models .*, and 1 of 5 clients have none",
+        "^persfl selects models .*, but 1 of 5 clients have none",
     ),
-    ("persfl-gd", {"problem": without_validation()}, "^persfl-gd selects models .*, and 1 of 5"),
+    ("persfl-gd", {"problem": without_validation()}, "^persfl-gd selects models .*, but 1 of 5"),
     ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
     ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),
     ("quped", {"bits": 1}, r"quped\.bits must be 0, or >= 2 and <= 16"),
@@ -159,7 +159,7 @@ def test_methods(method, given, message):
     [
         ("ifca", {"clusters": 6}, "^ifca.clusters must be <= 5, the number of clients, got 6"),
         ("fedem", {"components": 6}, "^fedem.components must be <= 5, the number of clients, got 6"),
-        ("network-lasso", {}, "the graph has 6 nodes, expected 5"),
+        ("network-lasso", {}, "the graph must have 5 nodes, one for each client, got 6"),
     ],
 )
 def test_unseen_clients_do_not_count(method, options, message):
@@ -175,7 +175,7 @@ NO_FACTORS = [
     (lambda r: r / 0.0, r"factors >= 0 and <= 1, got nan in round 0"),
     (lambda r: [r, r], "must return one number for each round, got"),
     (lambda r: 1.0 + 0j * r, "must return real factors, got complex"),
-    (lambda r: 1.0 if r < 2 else 0.5, "JAX cannot trace the function of the round: Attempted boolean conversion"),
+    (lambda r: 1.0 if r < 2 else 0.5, "a function that JAX can trace, got the error: Attempted boolean conversion"),
 ]
 SETTINGS = [
     *(("fedavg", {"clip_gradients": c}, "clip_gradients must be > 0 and finite, got") for c in (0, float("nan"))),

@@ -313,5 +313,5 @@ def test_each_run_has_its_own(federation):
 
 
 def test_adamix_takes_one(federation):
-    with pytest.raises(JaxpflError, match="adamix takes one noise_multiplier and one clipping_norm"):
+    with pytest.raises(JaxpflError, match="adamix does not support sweeps over noise_multiplier or clipping_norm"):
         jaxpfl.fit("adamix", federation, **SETTING, seeds=[0, 0], privacy=Mechanism((1.0, 2.0)))

@@ -159,7 +159,7 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
         ("client,x\na,1\n", {"client": "clint", "value": "x"}, "did you mean 'client'?"),
         ("client,x\na,1\n", {"value": "client"}, "column 'client' cannot be both the client and a value"),
         ("client,x,X\na,1,2\n", {"value": "client..y"}, "unknown column of"),
-        ("client,a,b\nx,1,2\n", {"values": "b..a"}, "'b..a' selects no column: the first column of a range comes"),
+        ("client,a,b\nx,1,2\n", {"values": "b..a"}, "'b..a' selects no column: the first column of a range must come"),
         ("client,x,y\na,east,2\n", {"value": "x,y"}, "line 2: x must be a finite number, got 'east'"),
         ("client,value\na,1.1\nEngland,3.4\nb,2.3\n", {}, "client 'England' is the sum of all others: remove that row"),
         ("client,a,b\nUSA,3,.3\nx,1,.1\ny,2,.2\n", {"values": "a,b"}, "client 'USA' is the sum of all others"),

@@ -140,5 +140,5 @@ def test_mini_batches_are_of_the_client_and_unbiased():
 
 
 def test_data_of_more_classes_are_refused():
-    with pytest.raises(JaxpflError, match="data set 'digits' has 10 classes, expected 2"):
+    with pytest.raises(JaxpflError, match="data set 'digits' must have 2 classes and inputs in one array, got 10"):
         compression.run(replace(SMALL, data="digits"))

@@ -44,11 +44,11 @@ def test_what_was_given_is_kept():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": 50}, r"tokens must be at most 20 \(the vocabulary of csv:own.csv\), got 50"),
+        ({"tokens": 50}, r"tokens must be at most 20 \(the size of the vocabulary of csv:own.csv\), got 50"),
         ({"kept_tokens": 40}, "kept_tokens must be at most 20, got 40"),
         ({"candidates": 30}, "candidates must be at most 20, got 30"),
         ({"floor": 0.2}, "floor must be > 0 and below 1/20, got 0.2"),
-        ({"clusters": 25}, r"clusters must be at most 21 \(the training users among 30\), got 25"),
+        ({"clusters": 25}, r"clusters must be at most 21 \(the number of training users among 30 users\), got 25"),
     ],
 )
 def test_what_the_data_cannot_hold_is_refused(change, message):
@@ -57,7 +57,7 @@ def test_what_the_data_cannot_hold_is_refused(change, message):
 
 
 def test_three_users_are_needed():
-    with pytest.raises(JaxpflError, match=r"needs at least 3 users with 2 tokens \(least_tokens\), got 2"):
+    with pytest.raises(JaxpflError, match=r"at least 3 users must have 2 or more tokens \(least_tokens\), got 2"):
         follow(OWN, counts(2, 20, 1))
 
 

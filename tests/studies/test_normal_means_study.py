@@ -90,8 +90,8 @@ def test_needles_that_cannot_be_are_refused():
         ({"nonzero": 1000}, "nonzero must be below the number of clients, 1000, got 1000"),
         ({"size": 0.0}, "size must be > 0 and finite, got 0"),
         ({"size": float("inf")}, "size must be > 0 and finite, got inf"),
-        ({"truth": "normal", "nonzero": 5}, "nonzero applies to truth needles, not to normal, got 5"),
-        ({"truth": "sparse", "size": 3.0}, "size applies to truth needles, not to sparse, got 3"),
+        ({"truth": "normal", "nonzero": 5}, "nonzero applies to truth needles, not to normal: leave out nonzero = 5"),
+        ({"truth": "sparse", "size": 3.0}, "size applies to truth needles, not to sparse: leave out size = 3"),
     ):
         with pytest.raises(JaxpflError, match=said):
             NormalMeansSettings(**{"truth": "needles", **given}).check()  # pyright: ignore[reportArgumentType]
@@ -198,11 +198,11 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
         ("id,estimate,se\na,1,1\nb,2\n", "line 3: se must be a finite number, got ''"),
         (
             "id,estimate,sd\na,1,1\n",
-            "no pair of columns in id, estimate, sd: needs estimate,se or successes,trials or c",
+            "no pair of columns in id, estimate, sd: one pair is needed, estimate,se or successes,trials or c",
         ),
         ("id,count,exposure\na,1.5,4\nb,2,4\n", "line 2: count must be a whole number of at least 0, got '1.5'"),
         ("id,successes,trials\na,1,2.5\nb,2,4\n", "line 2: trials must be a whole number, got '2.5'"),
-        ("client,value\na,1\na,2\nb,3\n", "for a row per sample use jaxpfl estimate gaussian"),
+        ("client,value\na,1\na,2\nb,3\n", "for a file with a row for each sample, use jaxpfl estimate gaussian"),
         ("id,successes,trials\na,5,4\nb,2,4\n", "line 2: successes must be at most the trials, got '5'"),
         ("id,estimate,se,count,exposure\na,1,1,1,1\n", "several pairs of columns"),
         ("id,estimate,se,se\na,1,1,1\n", "line 1: two columns are named 'se'"),
@@ -234,17 +234,17 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     one = made(tmp_path, "id,estimate,se\na,1,1\n", "one.csv")
     ones = made(tmp_path, "id,successes,trials\na,2,2\nb,1,2\n", "ones.csv")
     for said, *arguments in (
-        ("one.csv: needs at least 2 clients, got 1", "--csv", one),
-        ("prior applies to estimate,se, but ones.csv has successes,trials", "--csv", ones, "--prior", "point-normal"),
-        ("components applies to estimate,se, but ones.csv has successes", "--csv", ones, "--components", "2"),
+        ("one.csv: at least 2 clients are needed to estimate a prior", "--csv", one),
+        ("prior applies to files with estimate,se, but ones.csv has", "--csv", ones, "--prior", "point-normal"),
+        ("components applies to files with estimate,se, but ones.csv has", "--csv", ones, "--components", "2"),
         ("truth applies to simulated clients, not to --csv", "--csv", one, "--truth", "normal"),
         ("level must be > 0 and < 1, got 2", "--csv", one, "--level", "2"),
-        ("level requires --csv, got 0.5", "--level", "0.5"),
+        ("level requires --csv: leave out level = 0.5", "--level", "0.5"),
         ("No such file", "--csv", tmp_path / "none.csv"),
         ("did you mean npmle", "--csv", one, "--prior", "npml"),
     ):
         assert said in refused(capsys, *arguments)
-    with pytest.raises(JaxpflError, match="truth must be sparse, two-point, efron, normal, needles, got 'dense'"):
+    with pytest.raises(JaxpflError, match=r"truth must be one of sparse, .*, efron, normal, needles, got 'dense'"):
         NormalMeansSettings(truth="dense").check()  # pyright: ignore[reportArgumentType]
 
 
@@ -330,7 +330,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
         (["--groups", "se"], "own.csv: column 'se' is used twice"),
         (["--groups", "gap"], "own.csv line 3: no name in column 'gap', got ''"),
         (["--groups", "id"], "own.csv: column 'id' is used twice"),
-        (["--groups", "school"], "own.csv: needs at least 3 groups, got 2"),
+        (["--groups", "school"], "own.csv: at least 3 groups are needed"),
         (["--groups", "school", "--covariates", "minus"], "groups is not available with --covariates"),
         (["--groups", "school", "--prior", "npmle"], "prior is not available with --groups"),
         (["--groups", "school", "--weights", "zero"], "weights is not available with --groups"),

@@ -95,14 +95,14 @@ def test_files(made, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "text", "message"),
     [
-        ({"components": 5}, "a,1\na,2\nb,3\nb,4\n", "components must be at most the 2 clients of"),
+        ({"components": 5}, "a,1\na,2\nb,3\nb,4\n", "own.csv: components must be <= 2, the number of clients, got 5"),
         (
             {"epsilon": 1.0},
             "a,1\na,2\nb,3\n",
-            "epsilon applies to simulated clients: kinds of your own clients are not private",
+            "epsilon is not available with --csv, because its kinds are not private",
         ),
         ({"radius": 2.0}, "a,1\na,2\nb,3\n", "radius applies to simulated clients, not to --csv"),
-        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "value: each client's samples are identical"),
+        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "value: samples are equal within every client"),
         ({"components": 2}, "a,1\nb,3\n", "every client has a single sample"),
     ],
 )

@@ -38,7 +38,7 @@ def refuse_other_tasks(method: str, why: str, task: Task) -> None:
       JaxpflError: if the task has no classes.
     """
     if not task.has_classes:
-        raise JaxpflError(f"{method} {why}: the task {task.kind!r} has no classes")
+        raise JaxpflError(f"{method} {why}, but the task {task.kind!r} has no classes")
 
 
 def counts(classes: int, data: ClientData) -> Array:

@@ -149,7 +149,7 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
         factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)))
     except Exception as error:  # the user's function may raise any exception
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise JaxpflError(f"lr_schedule: JAX cannot trace the function of the round: {said}") from error
+        raise JaxpflError(f"lr_schedule must be a function that JAX can trace, got the error: {said}") from error
     if np.iscomplexobj(factors):
         raise JaxpflError(f"lr_schedule must return real factors, got {factors.dtype}")
     factors = factors.astype(np.float64)

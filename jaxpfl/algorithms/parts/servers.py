@@ -198,7 +198,7 @@ def with_server_optimizer(
         traced, also if the uploads' structure differs from the averaged part's, or uploads have several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a server optimizer needs summed uploads: the server of this method reads each upload")
+        raise JaxpflError("a server optimizer needs summed uploads, but the server of this method reads each upload")
     if algorithm.has_server_optimizer:
         raise JaxpflError(
             "this algorithm already has a server optimizer, and a second would apply server_lr twice: set "
@@ -222,7 +222,7 @@ def with_server_optimizer(
     ) -> tuple[Reduced, PyTree]:
         params, mean = averaged(inner.broadcast(key, hp, ctx, state).shared), reduced.mean()
         if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
-            raise JaxpflError("a server optimizer needs uploads of one weight and the structure of the broadcast")
+            raise JaxpflError("a server optimizer needs uploads with one weight and the structure of the broadcast")
         updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
         updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)
         anybody = reduced.weight > 0
@@ -271,7 +271,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
         warn(
             f"server optimizer {optimizer} moves every parameter by about server_lr = {np.max(server_lr):g} in each "
-            "round: 0.01 to 0.1 is usual",
+            "round: values from 0.01 to 0.1 are usual",
             strict=strict,
         )
 

@@ -391,7 +391,7 @@ def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
     Raises:
       JaxpflError: if the covariates are not numbers, not finite, or have a different number of rows.
     """
-    z = inputs.numbers(name, z, f"a row for each of the {rows}")
+    z = inputs.numbers(name, z, f"with a row for each of the {rows}")
     if z.ndim not in (1, 2) or len(z) != m:
         raise JaxpflError(f"{name} must have a row for each of the {m} {rows}, got shape {z.shape}")
     columns = z.reshape(m, -1) if z.ndim == 1 else z

@@ -160,9 +160,9 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
     index, names = inputs.places("group", group, groups, len(own), "clients")
     number = len(names) if groups is None else int(groups)
     if number < LEAST_GROUPS:
-        raise JaxpflError(f"needs at least {LEAST_GROUPS} groups, got {number}")
+        raise JaxpflError(f"at least {LEAST_GROUPS} groups are needed to estimate their spread, got {number}")
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
-        raise JaxpflError("every group has a single client: spreads within and between groups cannot be separated")
+        raise JaxpflError("every group has a single client: the spreads within and between groups cannot be separated")
     found = _solve(own, errors, jnp.asarray(index), groups=number)
     return found._replace(labels=inputs.labels_of(x, s, group))
 

@@ -50,7 +50,7 @@ def refuse_masked(name: str, value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
         at = place[0] if len(place) == 1 else place
-        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: remove such clients")
+        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: remove masked entries")
 
 
 def is_frame(value: Any) -> bool:
@@ -75,11 +75,11 @@ def aligned(**given: Any) -> tuple[Any, ...]:
             continue
         pair = f"{framed[0]} and {name}"
         if not (own.is_unique and first.is_unique):
-            raise JaxpflError(f"indexes of {pair} differ and repeat labels: align them, or give arrays")
+            raise JaxpflError(f"the indexes of {pair} differ and have repeated labels: align them, or pass arrays")
         lacking = first.difference(own)
         if len(lacking):
             raise JaxpflError(
-                f"indexes of {pair} must hold the same clients, got {shown(lacking[0])} only in {framed[0]}"
+                f"the indexes of {pair} must contain the same clients, but {shown(lacking[0])} is only in {framed[0]}"
             )
         given[name] = given[name].reindex(first)
     return tuple(given.values())
@@ -104,7 +104,7 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
     one = rows.removesuffix("s")
     if isinstance(value, Tracer):
         if number is None:
-            raise JaxpflError(f"{name}s, their number, must be given under jit and vmap")
+            raise JaxpflError(f"{name}s, the number of {name}s, must be given under jit and vmap")
         if value.shape != (m,):
             raise JaxpflError(f"{name} must have one entry for each of the {m} {rows}, got shape {value.shape}")
         return value.astype(jnp.int32), None
@@ -145,7 +145,7 @@ def shares(weights: Any, m: int, least: int) -> Array:
         return jnp.full(m, 1 / m, kind)
     given = numbers("weights", weights)
     if given.shape != (m,):
-        raise JaxpflError(f"weights must be one number for each of {m} clients, got shape {given.shape}")
+        raise JaxpflError(f"weights must have one number for each of the {m} clients, got shape {given.shape}")
     if isinstance(given, Tracer):
         return jnp.asarray(given, kind) / given.sum()
     bad = ~(np.isfinite(given) & (given >= 0))
@@ -186,7 +186,7 @@ def level_within(value: Scalar, kind: Any = None) -> None:
     most = 1 - 32 * float(np.finfo(kind).eps)
     for one in np.ravel(np.asarray(value)):
         if one > most:
-            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g}, for the digits of {kind}, got {one}")
+            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g}, the largest allowed in {kind}, got {one}")
 
 
 @jax.tree_util.register_static

@@ -303,9 +303,7 @@ def ebnm(
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
-            warn(
-                f"prior npmle: atoms {step:.3g} apart, above the least s {float(errors.min()):.3g}: use more components"
-            )
+            warn(f"npmle atoms are {step:.3g} apart, above the least s {float(errors.min()):.3g}: use more components")
     if center is None and alone:
         _warn_of_center(prior, own)
     at = jnp.asarray(0.0 if learned or center is None else center, own.dtype)
@@ -431,7 +429,7 @@ def _check_center(prior: Family, center: Any) -> None:
         if prior in COMPONENTS:
             raise JaxpflError(f"prior {prior} does not learn its center: give a number, or subtract it from x")
     elif prior == "npmle":
-        raise JaxpflError(f"prior {prior} has no center, got {center}")
+        raise JaxpflError(f"prior {prior} has no center: leave out center = {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
         raise JaxpflError(f"center must be a finite number, got {shown(center)}")
 
@@ -443,17 +441,17 @@ def _warn_of_center(prior: Family, x: Array) -> None:
     above, below = int((x > 0).sum()), int((x < 0).sum())
     most = max(above, below)
     if most >= _SIDED * len(x):
-        other = "" if prior in COMPONENTS else ", or 'learned'"
+        other = "" if prior in COMPONENTS else " or 'learned'"
         warn(
-            f"prior {prior} is symmetric about 0 unless center is given, and {most} of {len(x)} estimates lie "
-            f"{'above' if above == most else 'below'} it: give center, a number{other}"
+            f"prior {prior} is symmetric about 0 unless center is given, but {most} of {len(x)} estimates lie "
+            f"{'above' if above == most else 'below'} 0: set center to a number{other}"
         )
 
 
 def _components(prior: Family, components: int | None) -> int:
     if prior not in COMPONENTS:
         if components is not None:
-            raise JaxpflError(f"prior {prior} has no components, got components {components}")
+            raise JaxpflError(f"prior {prior} has no components: leave out components = {components}")
         return 0
     count = COMPONENTS[prior] if components is None else components
     if count != int(count) or count < _LEAST_COMPONENTS:
@@ -485,13 +483,13 @@ def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
     """The same as `checked`, but known values are returned as NumPy arrays in double precision."""
     own, errors = (inputs.numbers(name, each) for name, each in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
-        raise JaxpflError(f"x and s must be one number for each client, got shapes {own.shape} and {errors.shape}")
+        raise JaxpflError(f"x and s must have one number for each client, got shapes {own.shape} and {errors.shape}")
     if errors.ndim and errors.shape != own.shape:
         raise JaxpflError(f"x and s must have the same length, got {len(own)} estimates and {len(errors)} errors")
     least = 1 if one else 2
     if len(own) < least:
-        what = "" if one else ": a single client does not determine a prior (or give center)"
-        raise JaxpflError(f"needs at least {least} client{'s' * (least > 1)}, got {len(own)}{what}")
+        what = "1 client is needed" if one else "2 clients are needed to estimate a prior (1 if center is given)"
+        raise JaxpflError(f"at least {what}, got {len(own)}")
     if isinstance(own, np.ndarray) and not np.isfinite(own).all():
         at = int(np.argmin(np.isfinite(own)))
         raise JaxpflError(f"x must be finite, got {own[at]} for client {at}")
@@ -574,7 +572,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     if m <= 3:
         raise JaxpflError(f"James and Stein's estimator needs at least 4 clients, got {m}")
     if np.ndim(s) != 0:
-        raise JaxpflError(f"James and Stein's estimator needs one s for all clients, got {np.shape(s)}: use ebnm")
+        raise JaxpflError(f"James and Stein's estimator needs one s for all clients, got shape {np.shape(s)}: use ebnm")
     center = own.mean()
     spread = (((own - center) / errors) ** 2).sum()
     weight = jnp.maximum(0, 1 - (m - 3) / jnp.where(spread > 0, spread, 1)) * (spread > 0)

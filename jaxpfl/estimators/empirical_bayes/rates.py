@@ -325,10 +325,10 @@ def checked_counts(
     z, n = (inputs.numbers(name, value) for name, value in zip(names, (count, size), strict=True))
     if z.ndim != 1 or n.ndim > 1 or (n.ndim and n.shape != z.shape):
         raise JaxpflError(
-            f"{names[0]} and {names[1]} must be one number for each client, got shapes {z.shape} and {n.shape}"
+            f"{names[0]} and {names[1]} must have one number for each client, got shapes {z.shape} and {n.shape}"
         )
     if len(z) < 2:
-        raise JaxpflError(f"needs at least 2 clients, got {len(z)}")
+        raise JaxpflError(f"at least 2 clients are needed to estimate a prior, got {len(z)}")
     if isinstance(z, Tracer) or isinstance(n, Tracer):
         return z, n
     n = np.broadcast_to(n, z.shape)
@@ -352,7 +352,7 @@ def checked_counts(
         raise JaxpflError(f"{what}: no prior can be fitted")
     if bounded and sizes.max() == 1:
         raise JaxpflError(
-            f"{names[1]} must be above 1 for some client: with one trial each, no spread can be estimated"
+            f"{names[1]} must be above 1 for at least one client: with one trial each, the spread cannot be estimated"
         )
     return z, n
 
@@ -449,7 +449,7 @@ def _fit_about(
     found, reach = _solve_about(jnp.asarray(z, kind), sizes, columns, intercept=bool(intercept), bounded=bounded)
     if not isinstance(reach, Tracer) and not reach < _FAR:
         raise JaxpflError(
-            "x separates the clients without events (or with an event in every trial) from the others: the "
+            "x separates the clients without events (or with an event in every trial) from the others, so the "
             "likelihood has no maximum"
         )
     return found._replace(labels=inputs.labels_of(events, size, x))

@@ -81,7 +81,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     inputs.level_within(level, np.float64)
     own, errors = checked_arrays(x, s, one=False)
     if isinstance(own, Tracer) or isinstance(errors, Tracer):
-        raise JaxpflError("robust intervals run on the host: call this outside jit and vmap")
+        raise JaxpflError("robust intervals run on the host: call robust_intervals outside jit and vmap")
     errors = np.broadcast_to(errors, own.shape)
     unit = float(np.exp(np.log(errors).mean()))
     e, y = errors / unit, own / unit

@@ -146,12 +146,12 @@ def unit_level(
     y, x, client = inputs.aligned(y=y, x=x, client=client)
     own = inputs.numbers("y", y, "one for each sample")
     if own.ndim != 1:
-        raise JaxpflError(f"y must be one number for each sample, got shape {own.shape}")
+        raise JaxpflError(f"y must have one number for each sample, got shape {own.shape}")
     columns = covariates(x, len(own), "x", "samples")
     index, names = inputs.places("client", client, clients, len(own), "samples")
     m = len(names) if clients is None else int(clients)
     if m < LEAST_CLIENTS:
-        raise JaxpflError(f"needs at least {LEAST_CLIENTS} clients, got {m}")
+        raise JaxpflError(f"at least {LEAST_CLIENTS} clients are needed to estimate their spread, got {m}")
     if isinstance(own, np.ndarray):
         if not np.isfinite(own).all():
             at = int(np.argmin(np.isfinite(own)))
@@ -163,10 +163,10 @@ def unit_level(
     means = None
     if population is not None:
         if inputs.is_frame(population):
-            raise JaxpflError("population must be an array, a row for each client in the order of the sorted names")
+            raise JaxpflError("population must be an array with a row for each client in the order of the sorted names")
         means = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
         if means.shape[1] != columns.shape[1]:
-            raise JaxpflError(f"population must have {columns.shape[1]} columns, as x, got {means.shape[1]}")
+            raise JaxpflError(f"population must have {columns.shape[1]} columns, as many as x, got {means.shape[1]}")
     kind = jnp.result_type(float)
     y, x = jnp.asarray(own, kind), jnp.asarray(columns, kind)
     found = _solve(y, x, jnp.asarray(index), means, m=m, intercept=bool(intercept))
@@ -179,7 +179,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
     if sizes.max() < 2:
-        raise JaxpflError("every client has a single sample: its error and the clients' spread cannot be separated")
+        raise JaxpflError("every client has a single sample: spreads within and between clients cannot be separated")
 
     def about_means(of: np.ndarray) -> np.ndarray:
         return of - (np.bincount(index, of, m) / sizes)[index]
@@ -188,16 +188,16 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     inner = int(np.linalg.matrix_rank(within))
     p = x.shape[1] + intercept
     if m + inner - p < LEAST_FREE:
-        raise JaxpflError(f"covariates explain nearly all differences of {m} clients: use at most {m - LEAST_FREE}")
+        raise JaxpflError(f"covariates explain nearly all differences of the {m} clients: use at most {m - LEAST_FREE}")
     if len(x) - m - inner < 1:
         raise JaxpflError(
-            f"{len(x)} samples of {m} clients are too few to estimate the error beside {inner} covariates"
+            f"{len(x)} samples of {m} clients are too few to estimate the spread within clients with {inner} covariates"
         )
     if isinstance(y, np.ndarray):
         left = about_means(y)
         left -= within @ np.linalg.lstsq(within, left, rcond=None)[0]
         if np.abs(left).max() <= _NO_SCATTER * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(y).max():
-            raise JaxpflError("y has no scatter about the regression: a client's own mean has no error to avoid")
+            raise JaxpflError("y does not scatter about the regression: each client's own mean is exact")
 
 
 @partial(full_precision.jit, static_argnames=("m", "intercept"))

@@ -74,7 +74,7 @@ def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float
     part = delta / (2 * rounds + 1)
     if theorem_3_1(1.0, part, rounds)[0] <= epsilon:
         raise JaxpflError(
-            f"epsilon {epsilon:g} is too large for the printed calibration of {rounds} rounds, each below 1"
+            f"epsilon {epsilon:g} is too large for the printed calibration: each of {rounds} rounds must be below 1"
         )
     return root_scalar(lambda e: theorem_3_1(e, part, rounds)[0] - epsilon, bracket=(1e-12, 1.0)).root, part
 

@@ -131,7 +131,7 @@ class HistogramSettings(Settings):
         host_memory.check(
             4 * self.repetitions * self.clusters * self.tokens,
             f"the centers of {self.repetitions} repetitions of {self.clusters} clusters over {self.tokens} tokens need",
-            "fewer repetitions, clusters or tokens",
+            "use fewer repetitions, clusters or tokens",
         )
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise JaxpflError(f"lam must be >= 0 and <= 1, got {self.lam}")
@@ -165,7 +165,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
     tokens, users = given.tokens, given.users
     if counts is not None:
         vocabulary = len(counts.vocabulary)
-        limit("tokens", vocabulary, vocabulary, f" (the vocabulary of {given.data})")
+        limit("tokens", vocabulary, vocabulary, f" (the size of the vocabulary of {given.data})")
         tokens = min(given.tokens, vocabulary)
         sizes, least = counts.most_frequent(tokens).sizes, given.least_tokens
         if least == HistogramSettings.least_tokens and (sizes >= least).sum() < _FEW:
@@ -174,7 +174,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
         users = int((sizes >= max(least, 2)).sum())
         if users < 3:
             raise JaxpflError(
-                f"{given.data}: needs at least 3 users with {max(least, 2)} tokens (least_tokens), got {users}"
+                f"{given.data}: at least 3 users must have {max(least, 2)} or more tokens (least_tokens), got {users}"
             )
     limit("kept_tokens", tokens, max(1, tokens // 10))
     limit("candidates", tokens, tokens)
@@ -183,7 +183,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
     validation, unseen = shares_of(users, given.validation, given.unseen)
     together = users - validation - unseen
     if users > 2 and together > 0:
-        few, why = max(1, together // _USERS_OF_A_CLUSTER), f" (the training users among {users})"
+        few, why = max(1, together // _USERS_OF_A_CLUSTER), f" (the number of training users among {users} users)"
         limit("clusters", few if given.clusters == HistogramSettings.clusters else together, few, why)
         limit("private_clusters", together, few, why)
     return replace(given, **taken), taken
@@ -259,7 +259,7 @@ def _synthetic(given: HistogramSettings) -> Prepared:
     host_memory.check(
         24 * given.tokens * (given.users + given.components),
         f"{given.users} users (of {given.components} components) over {given.tokens} tokens need",
-        "fewer users or tokens",
+        "use fewer users or tokens",
     )
     rng = np.random.default_rng(given.seed)
     population = token_counts.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
