@@ -19,9 +19,9 @@ server's (mu, psi). The server averages their (mu, psi) uniformly. The constant 
 c = 1, the step uses the exact derivative. In the paper's main text, the floor of psi is 0.5.
 
 Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
-makes only the update of theta, with the last (mu, psi) that it received, and uploads nothing. Before its first round in
-a cohort, it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have another
-architecture than mu.
+updates only theta, with the last (mu, psi) that it received, and uploads nothing. Before its first round in a cohort,
+it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have another architecture than
+mu.
 
 If the client optimizer is not plain SGD, it takes the steps on theta and mu, with separate optimizer states. psi is
 still updated as above. A server optimizer acts on mu only. The server always averages psi, which therefore stays above

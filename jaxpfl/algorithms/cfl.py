@@ -119,7 +119,10 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
 
 
 def cosines(updates: PyTree) -> tuple[Array, Array]:
-    """Cosine of each pair of updates, [m, m], and length of each update, [m]; cosines with a zero update are zero."""
+    """Compute the cosines between all pairs of updates, [m, m], and the lengths of the updates, [m].
+
+    The cosine is zero if one of the two updates is zero.
+    """
     rows = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(updates)]
     lengths = jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows[1:]), jnp.square(rows[0]).sum(axis=1)))
     inverse = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1), 0)

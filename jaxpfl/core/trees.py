@@ -155,12 +155,12 @@ def valid_sum(valid: Array, values: Array) -> Array:
 
 
 def where_rows(valid: Array, leaf: Array) -> Array:
-    """Set the rows of a leaf [b, ...] that are not valid [b] to zero."""
+    """Set the rows of a leaf [b, ...] to zero where the mask ``valid`` [b] is false."""
     return jnp.where(valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim)), leaf, jnp.zeros((), leaf.dtype))
 
 
 def valid_mean(valid: Array, values: Array) -> Array:
-    """Mean of values [b] over the valid slots [b], []; zero where none is valid."""
+    """Mean of values [b] over the valid slots [b], []; zero if no slot is valid."""
     return valid_sum(valid, values) / valid_count(valid)
 
 

@@ -142,8 +142,8 @@ def prior(
       own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
 
     Raises:
-      JaxpflError: for an unknown distance, for ``exact`` with a distance other than "kd", and for ``exact`` or "square"
-        if the task does not predict class probabilities.
+      JaxpflError: if the distance is unknown, ``exact`` is set with a distance other than "kd", or ``exact`` or the
+        distance "square" is set although the task does not predict class probabilities.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)

@@ -108,7 +108,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
 
 
 def check_neighbours(nodes: int, k: int) -> None:
-    """Check the number of nodes and the number k of neighbours for a graph of nearest neighbours.
+    """Check that a nearest-neighbour graph has at least one node, and at least one neighbour k for each node.
 
     Raises:
       JaxpflError: if ``nodes`` < 1 or k < 1.

@@ -164,7 +164,7 @@ class Distilled(NamedTuple):
         """Train theta with mu fixed.
 
         Args:
-          key, hp, ctx, data: as in `run_steps`.
+          key, hp, ctx, data: arguments of the client's functions and of `run_steps`.
           theta: the parameters before the first step.
           gamma: mu, and psi before the first step.
           rate: the learning rate eta_1 after decay.

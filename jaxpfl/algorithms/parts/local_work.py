@@ -31,8 +31,9 @@ WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
-    """Mini-batch of b slots: inputs [b, ...], labels [b], and the mask [b] of the slots with an example; the inputs of
-    other slots are zero.
+    """Mini-batch with b slots: inputs [b, ...], labels [b], and a mask [b], true for slots that contain an example.
+
+    The inputs of other slots are zero.
     """
 
     x: PyTree

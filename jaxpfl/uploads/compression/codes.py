@@ -45,6 +45,7 @@ def position_bits(sent: Array) -> Array:
     place = jnp.arange(1, sent.shape[0] + 1, dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(sent, place, 0))
     gaps = place - jnp.concatenate([jnp.zeros(1, jnp.int32), last[:-1]])
+    # The number is coded plus one, because the Elias gamma code has no word for zero.
     return elias_bits(sent.sum(dtype=jnp.int32) + 1) + jnp.where(sent, elias_bits(gaps), 0).sum()
 
 
@@ -56,6 +57,7 @@ def run_bits(x: Array) -> Array:
     """
     pattern = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     d = x.shape[0]
+    # The inverted first pattern differs from the first pattern, so that the first entry starts a run.
     starts = jnp.diff(pattern, prepend=~pattern[:1]) != 0
     # For each entry, the start of the next run: the nearest start on the right.
     places = jnp.where(starts, jnp.arange(d), d)

@@ -121,6 +121,7 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
     Aggregation".
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
+    # argsort of argsort gives the rank of each score; ties are ranked by slot.
     rank = jnp.argsort(jnp.argsort(_scores(rows, valid, attackers)))
     return _mean(rows, valid & (rank < most))
 
