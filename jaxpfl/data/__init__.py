@@ -1,7 +1,8 @@
 """Load data, partition it among clients, stack the clients, and sample mini-batches.
 
-`load` a source and `federate` it, or pass your own arrays to `stack_clients`; then call `plan_batches`. These steps run
-in NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
+First load a source with `load` and split it with `federate`, or pass your own arrays to `stack_clients`. Then call
+`plan_batches`. These steps run in NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one
+client.
 """
 
 from jaxpfl.data.batching import draw_batches, plan_batches, take

@@ -6,23 +6,25 @@ There are three draws. Let n_i be the client's number of examples, b_i = min(bat
 rounds in which the client has trained before:
 
 - ``"epoch"`` (default): the client's examples in a random order, with a new order for each epoch. Step t of a round
-  takes positions (p * steps + t) * b_i + j, j < b_i, of the concatenated epochs. A round therefore continues the epoch
-  of the previous round, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
+  takes the positions (p * steps + t) * b_i + j, j < b_i, of the concatenated epochs. A round therefore continues the
+  epoch of the client's previous round. Every example is used exactly once per epoch, and a batch may contain the end of
+  one epoch and the beginning of the next.
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
 - ``"replacement"``: each step takes b_i examples, drawn uniformly with replacement.
 
-A random order of [0, n) is evaluated at single positions at a cost that does not grow with n. Up to `SHORT` examples,
-an order comes from sorting random words. A word has 26 random bits followed by the index, so two examples tie with
-probability 1.5e-8. Above `SHORT`, an order comes from a swap-or-not network. Round r of the network has a shift K_r
-in [0, n) and a random bit for each pair {x, (K_r - x) mod n}; where the bit is set, the two positions are swapped
-(Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a table, a
-sort, or a loop whose length depends on data.
+A random order of [0, n) can be evaluated at single positions, at a cost that does not grow with n. For at most `SHORT`
+examples, an order is made by sorting random words. A word has 26 random bits followed by the index, so two examples tie
+with probability 1.5e-8. For more examples, an order is computed by a swap-or-not network. Round r of the network has a
+shift K_r in [0, n) and a random bit for each pair {x, (K_r - x) mod n}; where the bit is set, the two positions are
+swapped (Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a
+table, a sort, or a loop whose length depends on data.
 
-A round moves a position with probability 1/2, and then to a uniform position. After R rounds, one position, or a pair
-of positions, is within about 2^-R of uniform (R = 32: 2e-10); the whole order of a small n is within sqrt(n!) 2^-R.
-More rounds help for every n, even or odd. This is not so for Feistel networks (n = 5, 7).
+A round moves a position with probability 1/2, and then to a uniform position. After R rounds, the distribution of one
+position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The distribution of the whole
+order, for a small n, is within sqrt(n!) 2^-R of uniform. For every n, even or odd, more rounds decrease the distance,
+which is not true for Feistel networks (n = 5, 7).
 
-An order depends only on its key and on n: not on padding, other clients, or the positions that are read.
+An order depends only on the key and on n, and not on padding, other clients, or the positions that are read.
 """
 
 from __future__ import annotations
@@ -46,20 +48,20 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 
 SHORT = 64
-"""Largest order that is sorted: for a few positions in a small order, the network takes ten times as long."""
+"""Largest number of examples whose order is sorted; for small orders, the network takes ten times as long."""
 ROUNDS = 32
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 / golden ratio: consecutive multiples differ in many bits
 _MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # multipliers of Wellons' 32-bit hash with the lowest bias
 MAX_CLIENT_EXAMPLES = 2**23
-"""Largest client for which the 32-bit arithmetic of `_cursor` is exact."""
+"""Largest number of examples of a client for which the 32-bit arithmetic of `_cursor` is exact."""
 _BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
 """Largest client sizes in the draw classes. Tiny clients have their own class: many epochs, but short sorts."""
 _AT_ONCE = 8
-"""Clients drawn at once within a class; with 16 or 32, more empty slots would cost more than is saved."""
+"""Number of clients in a class that are drawn together; with 16 or 32, the empty slots would cost too much."""
 
 
 class Sizes(NamedTuple):
-    """Static bounds of the sizes that orders may have. They decide what is compiled, and do not change an order.
+    """Static bounds on the sizes of orders, which determine the compiled program and do not change an order.
 
     Attributes:
       short: bound on the sizes up to `SHORT`; 0 if there are no such sizes.
@@ -71,7 +73,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def cover(cls, sizes: np.ndarray) -> Sizes:
-        """Bounds of these sizes. ``short`` is rounded up to a power of two, so that similar sizes share programs."""
+        """Return bounds on these sizes. ``short`` is rounded up to a power of two, so similar sizes share programs."""
         short = int(sizes[sizes <= SHORT].max(initial=0))
         return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
 
@@ -94,19 +96,19 @@ class DrawClass(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """Static parameters of the draws, made by `plan_batches`. Hashable.
+    """Static parameters of the draws, made by `plan_batches`; hashable.
 
     Attributes:
       steps: local steps per round.
       batch_size: slots in a batch: the requested size, or the largest client's number of examples if that is smaller.
       draw: "epoch", "step" or "replacement", as defined in the module's docstring.
       max_epochs: largest number of epochs that any client touches in one round (1 unless draw is "epoch").
-      full: whether every batch is the client's whole data set, so that nothing has to be drawn.
+      full: whether every batch is the client's whole data set, so that no draw is needed.
       ragged: whether some client has fewer examples than a batch has slots.
       sizes: bounds of the clients' numbers of examples.
-      own: rule for a client's number of steps if it depends on the client's size, at most ``steps``; None if all
-        clients take ``steps``.
-      classes: size classes, ascending, or () if all clients are drawn by one program. They do not change the draws.
+      own: rule by which a client's number of steps (at most ``steps``) depends on the client's size; None if all
+        clients take ``steps`` steps.
+      classes: size classes, ascending, or () if all clients are drawn by one program. Classes do not change the draws.
     """
 
     steps: int
@@ -120,7 +122,7 @@ class Batching:
     classes: tuple[DrawClass, ...] = ()
 
     def advance(self, size: Array) -> Scalar:
-        """Steps by which one round advances a client with ``size`` examples in its sequence of examples."""
+        """Number of steps by which one round advances the epoch sequence of a client with ``size`` examples."""
         return self.steps if self.own is None else jnp.minimum(self.own.draws(size), self.steps)
 
 
@@ -183,11 +185,11 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
 
     Args:
       batching: plan made by `plan_batches`.
-      key: the client's OWN key for draws, the same in every round (``participations`` makes rounds differ).
+      key: the client's OWN key for draws, which is the same in every round (rounds differ by ``participations``).
       participations: [] integer, the number of rounds in which this client has trained before. Draws are exact as long
         as participations * steps stays below 2**32.
-      size: [] int32, the client's number of examples n_i. A client without examples (an empty slot of a cohort) gets
-        batches without a valid slot.
+      size: [] int32, the client's number of examples n_i. For a client without examples (an empty slot of a cohort), no
+        slot of a batch is valid.
 
     Returns:
       indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.
@@ -226,17 +228,17 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
       batching: plan that `draw_batches` used.
 
     Returns:
-      x: [batch_size, ...] inputs, zero where not valid. They are zeroed BEFORE the model, because masking its outputs
-        would still give NaN gradients.
+      x: [batch_size, ...] inputs, zero where not valid. Inputs are set to zero BEFORE the model, because masking the
+        model's outputs could still give NaN gradients.
       y: [batch_size] labels.
       valid: [batch_size] bool.
-      For all steps at once, each has a leading axis [steps].
+      For all steps at once, each result has a leading axis [steps].
     """
     if batching.full:
         indices = jnp.arange(min(batching.batch_size, data.capacity), dtype=jnp.int32)
         valid = indices < data.size
         indices = jnp.where(valid, indices, 0) if batching.ragged else indices
-    # An empty client starts at example 0 of the store, so every position is in bounds.
+    # A client without examples starts at example 0 of the store, so every position is in bounds.
     places = data.start + indices
     x, y = jax.tree.map(
         lambda leaf: leaf.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False), tuple(data.examples)
@@ -287,7 +289,7 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Ar
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
     slot = jnp.arange(batching.batch_size, dtype=jnp.int32)[None, :]
     place = first_offset + step * used + slot
-    if batching.max_epochs == 1:  # only slots that are not valid exceed the epoch: they are clipped
+    if batching.max_epochs == 1:  # positions beyond the epoch are in slots that are not valid, and are clipped
         return order_at(
             jax.random.fold_in(key, first_epoch), examples, jnp.minimum(place, examples - 1), batching.sizes
         )
@@ -317,8 +319,8 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
 def _epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> np.ndarray:
     """Largest number of epochs that one round of each client touches.
 
-    A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is a whole number of rounds, no round touches
-    a second epoch.
+    A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is an integer number of rounds, no round
+    touches a second epoch.
     """
     per_round = steps * np.minimum(sizes, slots)
     latest_start = sizes - np.gcd(per_round, sizes)
@@ -331,11 +333,11 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
     Args:
       key: key of the order.
       size: [] int32, n >= 1, at most 2^24.
-      place: [...] int32 in [0, n).
+      place: positions, [...] int32 in [0, n).
       sizes: static bounds of n.
 
     Returns:
-      [...] int32 in [0, n): distinct for distinct positions.
+      The entries of the order at these positions, [...] int32 in [0, n); distinct for distinct positions.
     """
 
     def network() -> Array:
@@ -350,7 +352,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     """Read several random orders of [0, n) at some positions.
 
     Args:
-      keys: [E], one key for each order; each order takes 64 words of memory.
+      keys: [E], one key for each order. An order uses 64 words of memory.
       size, place, sizes: as in `order_at`.
       nth: int32 in [0, E), index of the order to read at each position, in the shape of ``place``.
 
@@ -377,16 +379,16 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
 
 
 def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, sizes: Sizes) -> Array:
-    """Choose the short or the long algorithm by size; if both sizes may occur, both run under ``vmap``."""
+    """Choose the short or the long algorithm by size; under ``vmap``, both run if both kinds of size may occur."""
     if not (sizes.short and sizes.long):
         return long() if sizes.long else short()
     return lax.cond(size <= SHORT, short, long)
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Sort random words into an order of [0, n), followed by padding: [capacity] int32, equal for any capacity >= n."""
+    """Order of [0, n) by sorting random words, with padding: [capacity] int32, the same for any capacity >= n."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
-    # A key's first words do not depend on how many words are drawn.
+    # The first words drawn from a key do not depend on the number of words.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))
     return (lax.sort((words & ~last) | index, is_stable=False) & last).astype(jnp.int32)
 
@@ -403,7 +405,7 @@ def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
 
 
 def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:
-    """Run one round. A position and its partner see the same bit, because the bit depends on the larger of the two."""
+    """Run one round. A position and its partner have the same bit, because the bit depends on the larger of the two."""
     partner = shift - place
     partner = jnp.where(partner < 0, partner + size, partner)
     bits = (jnp.maximum(place, partner).astype(jnp.uint32) ^ salt) * _MIX[0]

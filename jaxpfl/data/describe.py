@@ -24,10 +24,10 @@ class Summary:
     Attributes:
       client_ids: [m] id of each client.
       sizes: split ("train", "validation" or "test") -> number of examples of each client, [m].
-      capacities: split -> the largest client's number of examples, or a bound on it.
+      capacities: split -> largest number of examples of a client, or an upper bound on this number.
       class_counts: [m, num_classes] training examples of each class; num_classes is 0 if labels are not classes.
       input_shape: shape of one input; a dictionary of shapes by name if an input is several arrays.
-      unused: number of the source's examples that no client holds, or None if the source was not given.
+      unused: number of the source's examples that no client has, or None if the source was not given.
       clusters: true cluster of each client, [m], or None if there are no clusters.
       labels: mean and standard deviation of each client's labels, [m, 2], if labels are real numbers or vectors;
         otherwise None.
@@ -71,9 +71,9 @@ def summary(
 
     Args:
       federation: clients to count.
-      num_classes: number of classes; 2 for labels 0 and 1 with one logit, although the source says 1.
-      source: source of the federation, to count the examples that no client holds (test users who are not clients,
-        users who were not chosen, dropped clients).
+      num_classes: number of classes; 2 for labels 0 and 1 with one logit, for which the source's number is 1.
+      source: source of the federation, to count the examples that no client has (examples of test users who are not
+        clients, of users who were not chosen, and of dropped clients).
       member: true cluster of each client by id, from `true_clusters`.
       task: task of the labels; by default the source's task. Next-token labels are counted instead of averaged.
     """
@@ -148,8 +148,8 @@ def describe(counts: Summary) -> dict[str, Any]:
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
     """Format the dictionary of `describe` as text for a terminal, with the first ``most_clients`` clients.
 
-    The table has one column per class if there are at most 20 classes and the terminal is wide enough. Otherwise it
-    shows how many classes each client holds.
+    The table has one column per class if there are at most 20 classes and the terminal is wide enough. Otherwise the
+    table shows the number of classes of each client.
     """
     has_classes, has_tokens = "classes" in described, "tokens" in described
     if has_tokens:

@@ -1,4 +1,4 @@
-"""Splits of a source among clients by a partition, determined by ``--split-seed``."""
+"""Split of a source among clients by a partition; ``--split-seed`` determines the split."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _BYTES_PER_CLIENT = 1000
-"""Bytes per client for the array objects that hold its indices, in addition to the indices."""
+"""Memory per client, in bytes, of the array objects for a client's indices, in addition to the indices."""
 
 
 class SplitPurpose(IntEnum):
-    """Purpose of a random stream on the host. The numbers determine the splits: never renumber, only append."""
+    """Purpose of a random stream on the host. The numbers determine the splits, so never renumber: only append."""
 
     PARTITION = 0
     TEST = 1
@@ -35,7 +35,7 @@ class SplitPurpose(IntEnum):
 
 
 def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.Generator:
-    """Return the random generator for one named part of the split; it draws the same numbers on every platform."""
+    """Return the random generator for one purpose of the split, which draws the same numbers on every platform."""
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
@@ -89,20 +89,20 @@ class Split(PartitionOptions, _Dealing):
 def federate(source: Source, **settings: Any) -> Federation:
     """Split a data set among clients. The result depends only on these arguments, not on a run's seed.
 
-    The partition also assigns the examples of an official test set, if there is one. Otherwise (and for the partition
-    "natural" if no test user is a training user) each client's examples are split into training and test examples, with
-    class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each user's last examples
-    are held out instead. The partition "natural" leaves out test users without training examples, with a warning:
-    `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are written to
-    (temporary) files too.
+    The partition also assigns the examples of the official test set, if there is one. Otherwise (and for the partition
+    "natural" if no test user is a training user) each client's examples are split into training and test examples. The
+    two parts have class proportions as equal as the counts allow, except that in an ordered source (`Source.ordered`),
+    each user's last examples are held out. The partition "natural" leaves out test users without training examples,
+    with a warning; `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are
+    written to temporary files.
 
     Args:
       source: data set to split.
 
     Raises:
-      JaxpflError: if a value is out of range, the partition is unknown, an option is missing or unsupported, or the
-        split is impossible (for example, a split by class of labels that are not classes); if a client has no training
-        examples (unless ``drop_empty``); or if the source has a NaN.
+      JaxpflError: if a value is out of range; if the partition is unknown; if an option is missing or unsupported; if
+        the split is impossible (for example, a split by class if labels are not classes); if a client has no training
+        examples (unless ``drop_empty``); or if the source contains a NaN.
 
     Examples:
       >>> import jaxpfl
@@ -143,7 +143,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
     kept = np.arange(len(train))
     if given.partition == "natural" and test_share > 0.0:
-        # Clients without training examples stay here: `stack_dealt` checks them.
+        # Clients without training examples are not removed here, because `stack_dealt` checks them.
         untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
         lack, remedy = "have too few examples to be tested", "put more users in a client"
         kept = np.flatnonzero(nonempty_clients(untested, kept, drop_empty, lack, remedy))
@@ -169,15 +169,16 @@ def federate(source: Source, **settings: Any) -> Federation:
 def federate_unseen(source: Source, **settings: Any) -> Federation:
     """Make unseen clients from the test users without training examples, and split each client's examples.
 
-    In LEAF's split by user, the test users differ from the training users. `jaxpfl.data.seen` returns the source of the
-    remaining users. Its clients may keep all their examples, and their ids differ from the ids of the unseen clients.
+    In LEAF's split by user, for example, the test users differ from the training users. `jaxpfl.data.seen` returns a
+    source without these test users. Its clients may keep all their examples, and have different ids than the unseen
+    clients.
 
     Args:
       source: data set with users.
 
     Raises:
-      JaxpflError: as in `federate`; also for a partition other than "natural", for ``standardize`` (use
-        `jaxpfl.data.scaled`), and if every test user has training examples.
+      JaxpflError: as in `federate`; also if the partition is not "natural", if ``standardize`` is true (use
+        `jaxpfl.data.scaled`), or if every test user has training examples.
 
     Examples:
       >>> from jaxpfl.data import Source, federate_unseen, seen
@@ -207,7 +208,7 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
     includes each cluster's permutation of the labels.
 
     Raises:
-      JaxpflError: if the partition "clusters" does not allow these numbers.
+      JaxpflError: if these numbers are not valid for the partition "clusters".
     """
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
@@ -215,9 +216,9 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
 def _hold_out(
     own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
-    """Return the indices that each client keeps and the indices that it holds out.
+    """Return the indices of the examples that each client keeps, and of the examples held out.
 
-    A client's draw depends only on the client's own examples.
+    The draw for a client depends only on the client's own examples.
     """
     if share == 0.0:
         return own, [indices[:0] for indices in own]
@@ -256,7 +257,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
 
 
 def _single_class(source: Source) -> Source:
-    """Return the source with all labels in one class, so that examples are dealt by their number alone."""
+    """Return the source with all labels in one class, so that a partition ignores the labels."""
     y_test = None if source.y_test is None else np.zeros(len(source.y_test), np.int32)
     return source._replace(y_train=np.zeros(len(source.y_train), np.int32), y_test=y_test, num_classes=1)
 
@@ -295,7 +296,7 @@ def _check_source(source: Source) -> None:
 
 
 def number_held(n: int, share: float) -> int:
-    """Return how many of n examples to hold out: round(share * n), with bounds.
+    """Return the number of examples to hold out of n: round(share * n), within bounds.
 
     If share > 0 and n >= 2, at least one and at most n - 1 examples are held out.
     """
@@ -303,7 +304,7 @@ def number_held(n: int, share: float) -> int:
 
 
 def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Choose which of one client's examples to hold out, from all classes or users as evenly as possible.
+    """Choose the examples of one client to hold out, from all classes or users as evenly as possible.
 
     `number_held` gives the total number. Each group contributes floor(share * its count); the remaining examples
     come from the groups with the largest remainders.
@@ -335,7 +336,7 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
-    """Split a federation into training clients and ``unseen`` new clients, drawn uniformly.
+    """Split a federation into training clients and ``unseen`` unseen clients, which are drawn uniformly.
 
     Args:
       federation: stacked data of m clients.
@@ -343,10 +344,10 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
       split_seed: seed of the draw, at least 0.
 
     Returns:
-      The federation of training clients and the federation of unseen clients. Ids and order are kept.
+      The federation of training clients and the federation of unseen clients. Clients keep their ids and their order.
 
     Raises:
-      JaxpflError: if no client would be unseen, or no client would be trained.
+      JaxpflError: if ``unseen`` is below 1, or no training client would remain.
     """
     clients = federation.num_clients
     if not 1 <= unseen < clients:

@@ -1,4 +1,4 @@
-"""Checks of labels (classes, real numbers or vectors), and of inputs that single precision cannot represent."""
+"""Checks of labels (classes, real numbers or vectors), and of inputs that lose digits in single precision."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
 
     Args:
       y: labels to check.
-      whose: name of their owner, for error messages.
+      whose: name of the labels' owner, such as a client, for error messages.
 
     Raises:
-      JaxpflError: for another dtype or shape, for integers below 0 (in [n, d]: below -1) or above 2**31 - 1, and for
-        NaN or infinite labels.
+      JaxpflError: if labels have another dtype or shape; if an integer is below 0 (below -1 for labels [n, d]) or above
+        2**31 - 1; or if a label is NaN or infinite.
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
@@ -72,7 +72,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
     for leaf in jax.tree.leaves(x):
         passed = 0
         for part in host_memory.iterate(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.floating) else ():
-            with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused below
+            with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused below
                 finite = np.isfinite(part.astype(np.float32, copy=False))
             if not finite.all():
                 first = passed + int(np.argmin(finite.reshape(len(part), -1).all(axis=1)))
@@ -96,7 +96,7 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
 
 
 def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
-    """Return the class names, with whole numbers as integers, or None if they are 0 .. K - 1."""
+    """Return the class names, with integral floats as integers, or None if the names are 0 .. K - 1."""
     if names.dtype.kind == "f" and (names == np.round(names)).all():
         names = names.astype(np.int64)
     return None if np.array_equal(names, np.arange(len(names))) else names
@@ -115,7 +115,7 @@ _FAR = 1e4
 
 
 class DigitLoss(NamedTuple):
-    """A feature that loses distinct values in float32.
+    """A feature whose distinct values become equal in float32.
 
     Attributes:
       feature: index of the feature in a flattened input.
@@ -134,8 +134,8 @@ class DigitLoss(NamedTuple):
 def digit_loss(x: np.ndarray) -> DigitLoss | None:
     """Return the first feature of inputs [N, ...] that loses values in single precision, or None.
 
-    Only features with a mean that is large compared to their spread are checked, such as times since 1970. The digits
-    that other features lose do not matter to standardisation or to a model.
+    Only features whose mean is large compared to their spread are checked, such as times since 1970. For other
+    features, the lost digits affect neither standardisation nor a model.
     """
     if x.dtype.itemsize < 4 or x.dtype == np.float32 or not x.size:
         return None
@@ -158,11 +158,12 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
-    """Convert inputs to float32, or to float64 if float32 loses digits that standardisation can preserve.
+    """Convert inputs to float32, or to float64 if rounding to float32 before standardisation would lose information.
 
     Args:
       x: inputs [N, ...] that pass `check_finite`.
-      wide: whether to return float64; by default, True if `digit_loss` finds a loss.
+      wide: whether to return float64; by default, True if `digit_loss` finds a feature (whose mean is large relative to
+        its spread).
     """
     if x.dtype == np.float32:
         return x

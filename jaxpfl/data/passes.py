@@ -1,13 +1,13 @@
 """Passes over a client's examples in chunks, and padded lengths for clients of different sizes.
 
-`total` and `each` run a function over chunks of `ClientData.chunk` examples, or of four times as many. A client with
-n_i examples needs ceil(n_i / chunk) short chunks, and every four of these are computed as one long chunk. If clients
-are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over clients of one store, the chunks of
-all clients form one list. Each loop step computes several chunks from the list, with as many examples in total as one
-short chunk per client. A client with many examples thus costs only its own chunks, instead of padding every other
-client.
+`total` and `each` apply a function to chunks of examples. A short chunk has `ClientData.chunk` examples, and a long
+chunk four times as many. A client with n_i examples needs ceil(n_i / chunk) short chunks, of which every four are
+replaced by one long chunk. If clients are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over
+clients of one store, the chunks of all clients form one list. Each loop step computes several chunks from the list,
+with as many examples in total as one short chunk per client. A client with many examples therefore adds only its own
+chunks to the work, and does not cause padding for other clients.
 
-Results do not depend on the chunks, except for the order of additions. They are not differentiable.
+Results do not depend on the chunks, except for the order of additions. Results are not differentiable.
 
 If a computation needs all of a client's examples at once, `size_classes` chooses a few static lengths such that clients
 are padded only a little.
@@ -36,7 +36,7 @@ _SEVERAL = 4, 1
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
-    """Sum a function over one client's chunks; the function itself sums over a chunk's valid examples."""
+    """Sum the results of ``of`` over one client's chunks; ``of`` itself sums over the valid examples of a chunk."""
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))
@@ -46,7 +46,7 @@ def total(of: OfChunk, data: ClientData) -> PyTree:
 
 
 def each(of: OfChunk, data: ClientData) -> PyTree:
-    """Compute one row for each of a client's examples: a tree of [capacity, ...], arbitrary where padded.
+    """Compute one row for each of a client's examples: a tree of [capacity, ...], with arbitrary values in the padding.
 
     Args:
       of: function that returns one row per example of a chunk, a tree of [c, ...].
@@ -73,7 +73,7 @@ def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: in
     valid = own < size
 
     def gathered(leaf: Array) -> Array:
-        if not leaf.shape[0]:  # row 0, which stands in for padding below, does not exist
+        if not leaf.shape[0]:  # without rows, the index 0 of padding below would be out of bounds
             return jnp.zeros((length, *leaf.shape[1:]), leaf.dtype)
         rows = _rows(leaf, jnp.where(valid, start + own, 0))
         return jnp.where(valid.reshape(-1, *[1] * (leaf.ndim - 1)), rows, jnp.zeros((), leaf.dtype))
@@ -87,11 +87,11 @@ def _rows(a: Array, rows: Array) -> Array:
 
 
 class _Chunks(NamedTuple):
-    """Chunks of one length, for one client or several.
+    """Chunks of one length, for one or several clients.
 
     Attributes:
       length: examples in a chunk, static.
-      first: number of the client's examples before its first chunk of this length.
+      first: number of the client's examples before the first chunk of this length.
       number: number of chunks.
     """
 
@@ -101,7 +101,7 @@ class _Chunks(NamedTuple):
 
 
 def _chunks(data: ClientData, size: Array) -> list[_Chunks]:
-    """Cover a client's examples by as many long chunks as fit, then by short ones; the longest come first."""
+    """Cover a client's examples by as many long chunks as fit, followed by short chunks."""
     short = _length(data)
     rest, first, found = -(-size // short), jnp.zeros_like(size), []
     for several in _SEVERAL:
@@ -121,11 +121,12 @@ def _chunk_results(
     """Combine the results of all chunks.
 
     Args:
-      of: function of one chunk.
+      of: function applied to each chunk (see `OfChunk`).
       data: one client's data.
-      put: ``(combined [b, *shape], client, first example, result of the chunk) -> combined``, for one chunk or for
-        several at once.
-      shape: ``result of a chunk -> shape``, the shape of one client's combined result.
+      put: ``(combined [clients, *shape], client, first, result) -> combined``, which writes or adds the result of a
+        chunk into ``combined``, given the client's index and the index of the chunk's first example; for one chunk or
+        several.
+      shape: ``result of a chunk -> shape``: function that returns the shape of one client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [
@@ -197,19 +198,19 @@ def _chunk_results(
 
 
 MOST = 8
-"""Most size classes: each is compiled separately."""
+"""Largest number of size classes, because each class is compiled separately."""
 _STEP = 1.1
 """Ratio between neighbouring sizes in the search for classes."""
 _TOGETHER = 256
-"""Total number of examples in the clients of one length that are computed at once."""
+"""Number of examples, over clients of one length, that are computed together."""
 
 
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
-    """Choose static lengths for clients of these sizes, ascending, that need the least padding.
+    """Choose static lengths (ascending) for clients of these sizes, such that little padding is needed.
 
-    The result has as few lengths as possible such that the padded sizes sum to less than `EQUAL` times the sizes; if
-    `MOST` lengths do not suffice, it has the best `MOST`. Each length is the size of some client. Dynamic programming
-    over the clients in order of size finds the lengths.
+    The result has the smallest number of lengths for which the sum of the padded sizes is less than `EQUAL` times the
+    sum of the sizes. If `MOST` lengths are not enough, the result is the best choice of `MOST` lengths. Each length is
+    the size of some client. Dynamic programming over the clients in order of size finds the lengths.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
@@ -219,11 +220,12 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     if not len(ordered):
         return (1,)
     last = np.flatnonzero(np.diff(np.floor(np.log(ordered) / np.log(_STEP)), append=np.inf))
-    lengths, upto = ordered[last], last + 1  # the largest of each step, and the number of clients up to it
+    lengths, upto = ordered[last], last + 1  # largest size in each step, and number of clients up to this size
     before = np.append(0, upto)
     cost, cuts = lengths * upto, []
     while cost[-1] > EQUAL * ordered.sum() and len(cuts) + 1 < MOST:
-        # Cost of all classes up to step j if the last class begins at step i: each of its clients costs lengths[j].
+        # Cost of all classes up to step j if the last class begins at step i: each client in the last class costs
+        # lengths[j].
         through = np.append(np.inf, cost)[:, None] + lengths * (upto - before[:, None])
         through[np.tri(len(through), len(lengths), -1, bool)] = np.inf
         cuts.append(through.argmin(axis=0))
@@ -236,7 +238,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
 
 
 def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
-    """Assign each size to the smallest length that is large enough; return the indices of the sizes for each length."""
+    """Assign each size to the smallest sufficient length; return the indices of the sizes for each length."""
     found = np.searchsorted(lengths, sizes)
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 
@@ -244,17 +246,17 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
 def switch_length(
     of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...], *, at_once: int | None = None
 ) -> PyTree:
-    """Evaluate a function at the smallest static length that is large enough for a client.
+    """Evaluate ``of`` at the smallest static length that is large enough for a client.
 
     Under ``vmap``, ``lax.switch`` would evaluate all lengths for every client. Clients are therefore sorted by length
-    and evaluated length by length, several clients at once if they are short. The result is then not differentiable in
-    reverse mode.
+    and evaluated length by length; several short clients are evaluated together. The result is then not differentiable
+    in reverse mode.
 
     Args:
       of: ``length -> tree``; the result has the same shapes for all lengths.
       size: [] int32, at most the last length.
       lengths: static lengths, ascending.
-      at_once: number of clients of one length that are evaluated at once; by default, as many as have `_TOGETHER`
+      at_once: number of clients of one length that are evaluated together; by default, as many as have `_TOGETHER`
         examples in total.
     """
     if len(lengths) == 1:

@@ -31,8 +31,8 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     """Plot a split: class counts by client, examples by split, and a histogram of the clients' sizes.
 
     In the heat map, columns are clients and rows are classes. The bars below show each client's examples by split. The
-    histogram is at the right. Up to 60 clients keep their order; more are sorted by their most frequent class. If there
-    are more than 100 classes, only the 100 most frequent are shown.
+    histogram is at the right. Up to 60 clients are shown in their order; more clients are sorted by their most frequent
+    class. If there are more than 100 classes, only the 100 most frequent classes are shown.
 
     Args:
       counts: result of `summary`.
@@ -83,7 +83,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
 
 
 def _class_order(class_counts: np.ndarray) -> np.ndarray:
-    """Sort clients by their most frequent class, and within a class by its share of their examples."""
+    """Sort clients by their most frequent class, and within a class by the class's share of their examples."""
     shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     top = shares.argmax(axis=1)
     return np.lexsort((-shares.max(axis=1), top))

@@ -1,7 +1,7 @@
-"""Random numbers that are identical on every platform: uniform, normal, log-gamma, Dirichlet.
+"""Random numbers that are identical on every platform: uniform, normal, and log-gamma draws.
 
 NumPy's own normal, gamma and Dirichlet draws call the platform's ``log`` and ``exp``, whose last bit differs between C
-libraries. A split that is cut at such a number can then differ by an example. This module uses only PCG64's raw 64-bit
+libraries. A split that depends on such a number can then differ by an example. This module uses only PCG64's raw 64-bit
 integers, and additions, multiplications, divisions and square roots in float64, for which IEEE 754 prescribes the
 rounding. Each NumPy call does one operation, so no two operations are fused. Sums run in the order of the elements.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_LOG2_HIGH = 0.693147180369123816490  # ln 2 = high + low; high ends in zero bits, so that k * high is exact
+_LOG2_HIGH = 0.693147180369123816490  # ln 2 = high + low; the last bits of high are zero, so k * high is exact
 _LOG2_LOW = 1.90821492927058770002e-10
 _INVERSE_LOG2 = 1.4426950408889634
 _ROOT_HALF = 0.7071067811865476
@@ -28,8 +28,8 @@ def uniform(rng: np.random.Generator, n: int) -> np.ndarray:
 def log(x: np.ndarray) -> np.ndarray:
     """Natural logarithm of positive numbers, accurate to a few units in the last place.
 
-    x = mantissa * 2**exponent with the mantissa near 1. The logarithm of the mantissa is the series of 2
-    artanh((mantissa - 1) / (mantissa + 1)).
+    x is decomposed into mantissa * 2**exponent, with the mantissa near 1. The logarithm of the mantissa is computed by
+    the series of 2 artanh((mantissa - 1) / (mantissa + 1)).
     """
     mantissa, exponent = np.frexp(np.asarray(x, np.float64))
     low = mantissa < _ROOT_HALF
@@ -47,7 +47,7 @@ def log(x: np.ndarray) -> np.ndarray:
 def exp(x: np.ndarray) -> np.ndarray:
     """Exponential of numbers <= 700, accurate to a few units in the last place.
 
-    The function takes out powers of two and sums a Taylor series of the rest.
+    The function separates a power of two, and sums the Taylor series of the remaining factor.
     """
     x = np.maximum(np.asarray(x, np.float64), _SMALLEST_EXPONENT)
     power = np.rint(x * _INVERSE_LOG2)
@@ -75,8 +75,8 @@ def normal(rng: np.random.Generator, n: int) -> np.ndarray:
 def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
     """Logarithms of Gamma(shape, 1) draws, [n] (Marsaglia and Tsang 2000).
 
-    For a shape a < 1, Gamma(a) = Gamma(a + 1) U**(1 / a). This is computed in logarithms, because most draws at small
-    shapes would underflow to zero.
+    For a shape a < 1, Gamma(a) = Gamma(a + 1) U**(1 / a). The draws are logarithms, because most gamma draws with a
+    small shape would underflow to zero.
     """
     larger = shape if shape >= 1.0 else shape + 1.0
     d = larger - 1.0 / 3.0

@@ -18,7 +18,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _ENTRIES = 2**18
-"""Number of entries hashed at once, chosen so that they fit into a processor's cache."""
+"""Number of entries that are hashed together, chosen so that they fit into a processor's cache."""
 
 Examples: TypeAlias = tuple[Any, Any]
 """One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]), as anything that `np.asarray` takes. Inputs may also
@@ -32,7 +32,7 @@ def stack_clients(
     client_ids: Sequence[int] | np.ndarray | None = None,
     drop_empty: bool = False,
 ) -> Federation:
-    """Stack clients' own arrays: the examples of each split in one flat store, without padding.
+    """Stack clients' arrays: concatenate the examples of each split in one flat store, without padding.
 
     Args:
       train: (x [n_i, ...], y [n_i]) for each of m clients. All inputs have the same feature shape. Integer inputs
@@ -41,17 +41,17 @@ def stack_clients(
         With d labels per example, y is [n_i, d].
       test, validation: test and validation examples in the same form, or None if there are none; a client may have no
         examples.
-      client_ids: [m] distinct integers >= 0, which determine the clients' random streams; 0 .. m - 1 unless given.
-      drop_empty: leave out clients without training examples, with a warning; all other clients keep their ids.
+      client_ids: [m] distinct integers >= 0, which determine the clients' random streams; by default 0 .. m - 1.
+      drop_empty: whether to leave out clients without training examples, with a warning; the other clients keep their
+        ids.
 
     Returns:
       The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.
 
     Raises:
-      JaxpflError: if there are no clients, or lists differ in length. Also for a client, which the message names, if
-        its feature shape or label shape differs from the previous clients' shape, its numbers of inputs and labels
-        differ, its labels are neither integers >= 0 nor floats, its inputs or labels are NaN or infinite, or it has no
-        training examples (unless ``drop_empty``).
+      JaxpflError: if there are no clients, or if lists differ in length; if a client (named in the message) has no
+        training examples (unless ``drop_empty``), a different feature or label shape than the clients before, different
+        numbers of inputs and labels, labels that are neither integers >= 0 nor floats, or a NaN or infinite number.
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
@@ -90,7 +90,7 @@ def stack_clients(
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
-    """Warn once if some client has fewer training examples than a batch. Such a client uses all its examples.
+    """Warn once if some client has fewer training examples than a batch; such a client uses all its examples.
 
     Raises:
       JaxpflError: instead of the warning, if ``strict``.
@@ -128,12 +128,12 @@ def nonempty_clients(
     Args:
       empty: mask of the clients that lack examples, [m].
       ids: ids of all clients, [m].
-      drop_empty: leave these clients out, with a warning, instead of raising an error.
-      lack: what these clients lack, for messages.
+      drop_empty: whether to leave these clients out with a warning, instead of raising an error.
+      lack: phrase that says what these clients lack, for messages.
       remedy: advice besides ``drop_empty``, for messages.
 
     Raises:
-      JaxpflError: if a client lacks examples (unless ``drop_empty``), or all clients do.
+      JaxpflError: if a client lacks examples (unless ``drop_empty``), or if all clients lack examples.
     """
     if empty.any():
         problem = f"{empty.sum()} of {len(ids)} clients {lack} (client {listed(ids[empty])})"
@@ -148,9 +148,9 @@ def nonempty_clients(
 def warn_of_shared(federation: Federation) -> Federation:
     """Warn if test examples equal training examples in features and label, unless chance explains it.
 
-    Examples with few discrete features repeat by chance. They then repeat about as often within the training set, so up
-    to twice that frequency is accepted. Examples are compared by their hashes, which takes one pass over the examples
-    (0.15 s for MNIST) and 8 bytes of memory per example.
+    Examples with few discrete features may be equal by chance. They are then equal about as often within the training
+    set, so up to twice this frequency is accepted. Examples are compared by their hashes, which takes one pass over the
+    examples (0.15 s for MNIST) and 8 bytes of memory per example.
 
     Args:
       federation: federation of NumPy arrays, with one store for each split.
@@ -182,7 +182,7 @@ def _hashes(examples: store.Examples) -> np.ndarray:
         weights = rng.integers(2**63, size=rows.shape[1] * rows.itemsize // 4, dtype=np.uint64) * 2 + 1
         for part in host_memory.iterate(rows, _ENTRIES):
             words = (part + part.dtype.type(0)).view(np.uint32)  # adding 0 turns -0.0 into 0.0
-            words ^= words >> 16  # small numbers have zero low bits, which the product alone would keep
+            words ^= words >> 16  # small numbers have low bits of zero, which a product alone would preserve
             found[done : done + len(part)] += words.astype(np.uint64) @ weights
             done += len(part)
     return found
@@ -191,7 +191,7 @@ def _hashes(examples: store.Examples) -> np.ndarray:
 def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
         x, y = _arrays(x), np.asarray(y)
-    except ValueError as error:  # NumPy on nested lists of unequal length
+    except ValueError as error:  # raised by NumPy for nested lists of unequal length
         raise JaxpflError(f"{whose}: inputs or labels are not an array: {error}") from error
     leaves = jax.tree.leaves(x)
     for leaf in leaves:
@@ -221,8 +221,8 @@ def _arrays(x: Any) -> Any:
 def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
     """Return the shape and dtype (`jax.ShapeDtypeStruct`) of one input and of one label.
 
-    The first client with data defines the shapes, and all non-empty clients must have them. A leaf that is integer for
-    some clients and float for others becomes float.
+    The first client with data defines the shapes, and all other clients with data must have the same shapes. A leaf
+    that is integer for some clients and float for others becomes float.
     """
     common: Any = None
     for split, own in parts.items():
@@ -248,7 +248,7 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
 
 
 def _shared_type(a: Any, b: Any) -> Any:
-    """Return a dtype of stored inputs that holds both dtypes; a float dtype if they differ."""
+    """Return a dtype for stored inputs that can represent both dtypes; a float dtype if they differ."""
     return a if a == b else np.float64 if np.float64 in (a, b) else np.float32
 
 
@@ -258,7 +258,7 @@ def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStru
     parts = [store.Examples(*part) for part in own if len(part[1])]
 
     def joined(one: jax.ShapeDtypeStruct, *leaves: np.ndarray) -> np.ndarray:
-        # The empty first array sets the shape if no client has an example.
+        # The empty first array determines the shape if no client has an example.
         return np.concatenate([np.empty((0, *one.shape), one.dtype), *leaves], dtype=one.dtype)
 
     return ClientData.stacked(jax.tree.map(joined, store.Examples(feature, label), *parts), sizes)
@@ -335,7 +335,7 @@ class Dealt(NamedTuple):
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
       places: indices of each client's examples in x and y, one array per client.
-      labels: [m, num_classes], the label that each client gives to each class; None if labels are not changed.
+      labels: [m, num_classes], the label that each client gives to each class; None to keep the labels.
     """
 
     x: Any
@@ -379,7 +379,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 
 
 def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
-    """Stack examples that are dealt to clients; the result equals that of `stack_clients`.
+    """Stack examples that are dealt to clients; the result is the same as by `stack_clients`.
 
     Args:
       train, test, validation: examples of the clients, which are not checked; their inputs come from `alike`.
@@ -415,11 +415,11 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
     """Divide clients into shares of nearly equal load, with a limit on the number of clients per share.
 
     Clients are assigned in decreasing order of size, each to the least loaded share with room (Graham's rule of the
-    longest processing time first). If examples are of several kinds, the size of a client and the load of a share are
-    fractions of each kind's total; the largest fraction counts.
+    longest processing time first). If examples are of several kinds, the size of a client, or the load of a share, is
+    the largest of its fractions of the kinds' totals.
 
     Args:
-      sizes: [m, kinds], number of examples of each client.
+      sizes: [m, kinds], number of each client's examples of each kind.
       room: largest number of clients in each share; m or more in total.
 
     Returns:
@@ -440,6 +440,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Count the examples of all kinds that the shares' stores hold if every store is as long as the largest one."""
+    """Number of examples in the shares' stores, if every store is padded to the length of the largest store."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

@@ -1,8 +1,8 @@
 """Standardisation of features to mean 0 and standard deviation 1.
 
 Mean and standard deviation are computed over the pooled training examples of all clients of a federation, as if one
-party saw all examples. They are not private: every client's standardised inputs depend on all clients' examples. New
-clients are scaled with the same mean and deviation, not with their own.
+party saw all examples. The mean and the deviation are not private: every client's standardised inputs depend on all
+clients' examples. New clients are scaled with the same mean and deviation, and not with statistics of their own data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """Return the federation with inputs ``(x - mean) / deviation`` in float32. Inputs in files go to new files.
+    """Return the federation with inputs ``(x - mean) / deviation`` in float32; file inputs go to new files.
 
     Example::
 
@@ -78,6 +78,6 @@ def check_standardizable(source: Source) -> None:
 def _scaling(x: np.ndarray) -> Scaling:
     """Compute the scaling of inputs [N, ...]."""
     mean, deviation = moments(x)
-    # Rounding gives even a constant feature a small deviation.
+    # By rounding, even a constant feature can have a small deviation.
     constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)
     return Scaling(mean, np.where(constant, 1.0, deviation))

@@ -1,9 +1,9 @@
 """Federations in folders of ``.npy`` files, which are memory-mapped when they are opened.
 
-A folder contains ``client_ids.npy`` and three kinds of files for each split: ``SPLIT-size.npy`` has the clients'
-numbers of examples, ``SPLIT-y.npy`` has the labels, and ``SPLIT-x-I.npy`` has one array of the inputs. Labels and
-inputs are in client order. The manifest, ``federation.json``, describes these files and records the size and CRC-32 of
-each. The folder is written under a temporary name, and renamed when it is complete.
+A folder contains ``client_ids.npy`` and three kinds of files for each split: ``SPLIT-size.npy`` contains the clients'
+numbers of examples, ``SPLIT-y.npy`` the labels, and ``SPLIT-x-I.npy`` one array of the inputs. Labels and inputs are in
+client order. The manifest, ``federation.json``, describes these files, and records each file's size and CRC-32. The
+folder is written under a temporary name, and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANIFEST = "federation.json"
 FORMAT = 1
 _SPLITS = ("train", "validation", "test")
 _EXAMPLES = 2**15
-"""Number of examples copied at once."""
+"""Number of examples that are copied together."""
 
 
 class Stored(NamedTuple):
@@ -39,8 +39,8 @@ class Stored(NamedTuple):
 
     Attributes:
       federation: the clients; inputs and labels are memory-mapped.
-      source: data set from which the federation was made, with its name, kind of inputs and classes; its arrays are the
-        arrays of the federation.
+      source: data set from which the federation was made, with the name, kind of inputs and classes; the source's
+        arrays are the federation's arrays.
       split: settings of the split (`Split`), by name; empty if unknown.
     """
 
@@ -63,8 +63,8 @@ def save_federation(
       split: settings of the split by name, as JSON-able values; they are saved too.
 
     Raises:
-      JaxpflError: if the folder is not empty, if inputs are neither arrays nor dictionaries of arrays, or if there is
-        no room on the disk. No written file is then left.
+      JaxpflError: if the folder is not empty, if inputs are neither arrays nor dictionaries of arrays, or if the disk
+        has too little space. All written files are then removed.
 
     Examples:
       >>> import tempfile
@@ -94,10 +94,10 @@ def save_federation(
 
 
 def check_new(folder: Path) -> None:
-    """Check that a folder is empty or missing, before minutes are spent on its files.
+    """Check that a folder is empty or missing, before the slow creation of its files.
 
     Raises:
-      JaxpflError: if it is not empty.
+      JaxpflError: if the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JaxpflError(f"{folder} already exists: choose another folder, or delete it")
@@ -131,7 +131,7 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         federation = _opened(folder, manifest, check)
         name, classes, inputs, note = (manifest[key] for key in ("data", "classes", "inputs", "description"))
         scales = manifest["scales"]
-        task = manifest.get("task", "classification")  # older manifests have no task: all were classifications
+        task = manifest.get("task", "classification")  # older manifests have no task: all sets were classifications
         scales = None if scales is None else [(np.float32(mean), np.float32(scale)) for mean, scale in scales]
         if not (type(classes) is int and inputs in ("pixels", "features", "tokens")):
             raise ValueError("its classes or inputs are of an unknown kind")
@@ -148,7 +148,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read only the manifest of a folder.
 
     Raises:
-      JaxpflError: if the folder contains no federation, or its format is of another version.
+      JaxpflError: if the folder contains no federation, or a federation in another version of the format.
     """
     if not (folder / MANIFEST).is_file():
         lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"

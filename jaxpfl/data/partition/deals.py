@@ -21,7 +21,7 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
     """Shuffle all examples and deal them evenly: clients' sizes differ by at most 1.
 
     Args:
-      labels: [N]; only their number matters.
+      labels: [N]; only the number of labels matters.
       m: number of clients; if above N, some clients get no example.
       rng: random generator.
     """
@@ -29,12 +29,12 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
 
 
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, what: str = "classes") -> np.ndarray:
-    """Deal k distinct classes to each client, [m, k], each class to nearly equally many clients.
+    """Deal k distinct classes to each client, [m, k], so that nearly equally many clients get each class.
 
-    The deck has m k slots, floor(m k / C) or one more of each class. It is shuffled, and k slots are dealt to each
-    client. A client that got a class twice swaps one of the two slots with a client that lacks the class. If no swap is
-    possible, the deck is dealt again. After 20 attempts, the deck is dealt greedily, which always succeeds but mixes
-    the classes less.
+    The deck has m k slots; each of the C classes has floor(m k / C) slots, or one more. The deck is shuffled, and k
+    slots are dealt to each client. A client that got a class twice swaps one of the two slots with a client that lacks
+    the class. If no swap is possible, the deck is dealt again. After 20 attempts, the deck is dealt greedily, which
+    always succeeds but mixes the classes less.
     """
     if k > len(classes):
         raise JaxpflError(f"{what} per client must be from 1 to {len(classes)}, the number of {what}, got {k}")
@@ -59,10 +59,10 @@ def split_by_class(
 
     Args:
       labels: [N].
-      held: [m, k] classes of each client; -1 fills up a client with fewer than k classes.
+      held: [m, k] classes of each client; padded with -1 for a client with fewer than k classes.
       rng: random generator. If a class does not divide evenly, random holders get one example more.
-      allow_none: whether a class may have fewer examples than holders, some of whom then get none (for a small test
-        set).
+      allow_none: whether a class may have fewer examples than holders, as in a small test set. Some holders then get no
+        example.
 
     Raises:
       JaxpflError: if a class has fewer examples than holders, unless ``allow_none``.
@@ -130,7 +130,7 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
     """Swap slots of hands [m, k] in place until no hand has a class twice; return False if no swap is possible.
 
-    Every swap lowers the number of duplicates, so the loop terminates.
+    Every swap decreases the number of duplicates, so the loop terminates.
     """
     m, k = hands.shape
     counts = np.zeros((m, num_classes), np.int32)
@@ -164,7 +164,7 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
 
 
 def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal class by class, each class to the clients with the most free slots, ties at random.
+    """Deal class by class, each class to the clients with the most free slots; break ties at random.
 
     This succeeds whenever a deal is feasible (Gale and Ryser).
     """
@@ -187,7 +187,7 @@ def integer_weights(weights: np.ndarray) -> np.ndarray:
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Divide ``total`` in proportion to integer weights by largest remainders, with ties at random.
+    """Divide ``total`` in proportion to integer weights by largest remainders; break ties at random.
 
     Args:
       weights: [k] integers >= 0, not all zero.
@@ -195,7 +195,7 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
       rng: random generator.
 
     Returns:
-      [k] int64 with the sum ``total``; 0 where the weight is 0.
+      The parts, [k] int64, with the sum ``total``; a part is 0 if its weight is 0.
     """
     whole = int(weights.sum())
     quotas, remainders = np.divmod(weights * total, whole)
@@ -271,7 +271,7 @@ def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) ->
     """Draw k clusters of m clients, and a permutation of the labels for each cluster.
 
     Raises:
-      JaxpflError: for k outside 1 .. m, or above the number of permutations of the classes.
+      JaxpflError: if k is outside 1 .. m, or above the number of permutations of the classes.
     """
     most = min(m, math.factorial(num_classes))
     if not 1 <= k <= most:
@@ -289,12 +289,13 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
 
     Args:
       users: [U] distinct users.
-      m: number of clients; by default, as many as there are groups of g. Surplus users, chosen at random, are left out.
+      m: number of clients; by default, the largest possible number. Surplus users, chosen at random, are left out.
       g: number of users per client.
       rng: random generator.
 
     Returns:
-      [m, g], users ascending in each row. If each user becomes one client, the clients are in the order of the users.
+      The users of each client, [m, g], ascending in each row. If each user becomes one client, the clients are in the
+      order of the users.
 
     Raises:
       JaxpflError: if g or m * g exceeds the number of users.

@@ -1,9 +1,9 @@
 """Registry of partitions: assignments of examples to clients, drawn by NumPy on the host.
 
-A partition is drawn from one generator, which is derived only from the split seed. A seed gives the same split for
-every run and on every platform, because the draws are permutations, integers, and functions of `jaxpfl.data.portable`.
-Every partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that
-were not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is dealt by the same rule.
+The random generator of a partition depends only on the split seed. A seed gives the same split in every run and on
+every platform, because partitions draw only permutations, integers, and numbers from `jaxpfl.data.portable`. Every
+partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that were
+not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is dealt by the same rule.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Assignment(NamedTuple):
     """Indices of each client's examples in the training set and in the official test set.
 
     Attributes:
-      train: m disjoint arrays.
-      test: m disjoint arrays, or None if there is no official test set or it has only other users.
+      train: m disjoint arrays of indices.
+      test: m disjoint arrays of indices; None if there is no official test set, or none of its users
+        is a training user.
       labels: [m, num_classes] int32, the label that each client gives to each class, for "clusters"; None to keep the
         labels of the source.
     """
@@ -93,7 +94,7 @@ def check_options(name: str, options: PartitionOptions) -> None:
 def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     """Assign the examples of a source to m clients by the partition ``name``.
 
-    The training set is drawn first, so that its split does not depend on whether there is a test set.
+    The training set is assigned first, so that its split is the same with and without a test set.
 
     Raises:
       JaxpflError: if an option is missing or the split is impossible.
@@ -109,7 +110,7 @@ def options_of(name: str) -> tuple[str, ...]:
     """Return the options (fields of `PartitionOptions`) that a partition takes.
 
     Raises:
-      JaxpflError: for an unknown name.
+      JaxpflError: if the name is unknown.
     """
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
@@ -127,7 +128,7 @@ def _required(value: Any, partition: str, what: str) -> Any:
 
 
 def _alike(source: Source, train: list[Indices], rng: np.random.Generator) -> Assignment:
-    """Assign the test set in the class proportions of the clients' training sets."""
+    """Assign the test set so that clients have the same class proportions as in their training sets."""
     if source.y_test is None:
         return Assignment(train, None)
     return Assignment(train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng))
@@ -201,14 +202,14 @@ def _natural(source: Source, m: int | None, options: PartitionOptions, rng: np.r
         raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
     groups = choose_users(np.unique(source.users_train), m, g, rng)
     train = examples_of(source.users_train, groups)
-    # A test set with only other users does not fit these clients: the caller then splits each client's own examples.
+    # If the test set has only other users, return none: the caller then splits each client's own examples.
     if source.users_test is None or are_unseen(source).all():
         return Assignment(train, None)
     return Assignment(train, examples_of(source.users_test, groups))
 
 
 CLASSLESS = ("iid", "lognormal", "natural")
-"""Partitions that do not use the labels; labels that are real numbers or vectors need one of these."""
+"""Partitions that do not use the labels, and therefore allow labels that are real numbers or vectors."""
 
 PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[..., Assignment]]] = {
     "iid": ((), _iid),

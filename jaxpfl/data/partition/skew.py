@@ -18,16 +18,17 @@ def dirichlet_per_client(
 ) -> list[Indices]:
     """Draw each client's class proportions from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
 
-    Clients take turns in random order. In each turn, a client draws one example without replacement: a class by its
-    proportions among the remaining classes, then an example of that class. All examples are used and sizes differ by at
-    most 1, so the last turns must take whatever is left. The realised proportions are therefore flatter than the drawn
-    ones, especially for a small alpha. (Hsu et al. write Dir(alpha' p) with a prior p; for a uniform p, their alpha' is
-    C times this alpha.)
+    Clients take turns in random order. In each turn, a client draws one example without replacement: first a class by
+    the client's proportions among the remaining classes, and then an example of that class. All examples are used and
+    sizes differ by at most 1, so in the last turns only the remaining classes can be drawn. The realised proportions
+    are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write Dir(alpha' p) with
+    a prior p; for a uniform p, their alpha' is C times this alpha.)
 
     Args:
       labels: [N] in 0 .. num_classes - 1. Classes without examples are ignored.
       m: number of clients, at most N.
-      alpha: concentration, > 0; large is nearly iid, small is nearly one class per client.
+      alpha: concentration, > 0. Clients are nearly iid for a large value, and have nearly one class each for a small
+        value.
       num_classes: number of classes.
       rng: random generator.
 
@@ -50,14 +51,14 @@ def dirichlet_per_class(
     """Draw each class's shares among the clients from Dir(alpha, ..., alpha), which gives very unequal sizes.
 
     This is the split of Yurochkin et al. 2019 with the two customary changes of Lin et al. 2020: a client that already
-    holds N / m examples gets none of the following classes, and the draw is repeated until every client has ``least``
-    examples. Classes are dealt in random order. All examples are used.
+    has N / m examples gets no examples of the following classes, and the draw is repeated until every client has
+    ``least`` examples. Classes are dealt in random order. All examples are used.
 
     Args:
       labels: [N] in 0 .. num_classes - 1.
       m: number of clients, at most N.
       alpha: concentration, > 0.
-      least: minimum number of examples per client (10 in Lin et al.); 0 accepts the first draw.
+      least: minimum number of examples per client (10 in Lin et al.); if 0, the first draw is accepted.
       num_classes: number of classes.
       rng: random generator.
 
@@ -86,7 +87,7 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
     """Draw iid clients with sizes of at least 1, proportional to exp(sigma z) with z standard normal.
 
     Args:
-      labels: [N]; only their number matters.
+      labels: [N]; only the number of labels matters.
       m: number of clients, at most N.
       sigma: standard deviation of the logarithm of the sizes, >= 0; 0 gives equal sizes.
       rng: random generator.
@@ -148,7 +149,7 @@ def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) 
 
 
 def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Let clients draw one of the remaining classes in each turn, without replacement; return their counts [m, C].
+    """Draw one of the remaining examples' classes in each turn, without replacement; return the clients' counts [m, C].
 
     Args:
       log_weights: [m, C] logarithms of the clients' class proportions, not normalised.

@@ -15,7 +15,7 @@ from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 _ENTRIES = 2**20
-"""Number of entries processed at once."""
+"""Number of entries that are processed together."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
 """Kind of inputs: pixels (which `load` standardises), features (any other numbers), or tokens (token ids)."""
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     """A data set before it is split among clients.
 
     Attributes:
-      name: name under which it was loaded.
+      name: name under which the data set was loaded.
       x_train: [N, ...] float32 (float64 if float32 loses digits), int32 tokens, or a dictionary (or NamedTuple) of such
         arrays; images are [N, H, W, channels]. Arrays may be memory-mapped.
       y_train: [N] int32 in 0 .. num_classes - 1, or float32; [N, d] if an example has several labels.
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
-    """Return the line for a data set that `describe` locates; if it cannot be loaded, the line says why."""
+    """Return the line for a data set whose files ``describe`` locates; if they cannot be found, the line says why."""
     try:
         return Entry(name, True, describe(name, root))
     except (JaxpflError, OSError) as error:
@@ -85,7 +85,7 @@ def data_directory(data_dir: str | None = None) -> Path:
 
 
 def where_to_put_it() -> str:
-    """Return the advice that ends an error message about a missing file."""
+    """Return advice for the end of an error message about a missing file."""
     return f"put it there, or set ${DATA_DIR_VARIABLE} or --data-dir to the folder with the data"
 
 
@@ -158,7 +158,7 @@ def pooled(source: Source) -> Source:
 
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Concatenate both arrays, in a file if the first array is in a file."""
+    """Concatenate two arrays; the result is in a file if the first array is in a file."""
     if not host_memory.is_mapped(a):
         return np.concatenate([a, b])
     joined = host_memory.Growing(in_file=True)
@@ -229,6 +229,6 @@ def no_classes(whose: str, dtype: Any) -> JaxpflError:
 
 
 def one_line(error: BaseException) -> str:
-    """Shorten a library's error message to one line of at most 200 characters, for the end of our own message."""
+    """Shorten a library's error message to one line of at most 200 characters, to quote it in our own message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]} ..."

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats in which they are distributed.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), read from the distributed formats.
 
-The loader searches the data directory itself and its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and
-``cifar-100``) for
+The loader searches the data directory, and its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and ``cifar-100``),
+for
 
 - the Python version, ``cifar-10-batches-py`` or ``cifar-100-python``, read by `read_pickle`;
 - the binary version, ``cifar-10-batches-bin`` or ``cifar-100-binary``;
@@ -41,7 +41,7 @@ class _Set(NamedTuple):
 
     @property
     def archive(self) -> str:
-        """Beginning of the archive's name, also the name of a folder."""
+        """Beginning of the archive's name, which is also the name of a folder."""
         return f"cifar-{self.classes}"
 
 
@@ -71,7 +71,7 @@ def load_cifar(name: str, root: Path) -> Source:
     """Load one of `CIFAR_SETS`.
 
     Raises:
-      JaxpflError: if there are no files (the message says what to put where, or how to unpack an archive), or if a
+      JaxpflError: if there are no files (the message says where to put them, or how to unpack an archive), or if a
         batch is missing or damaged.
     """
     kind, place = _locate(name, root)

@@ -1,7 +1,7 @@
-"""Tables in CSV text: the first line names the columns, and one column names the clients.
+"""Tables in CSV text, whose first line names the columns; one column names the clients.
 
 By default, the separator is the character that divides the first line into the most names, and the decimal mark is
-detected from the numbers. The role of a column is never guessed from its cells: only its name counts.
+detected from the numbers. The role of a column is determined only by its name, and never guessed from its cells.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Decimal: TypeAlias = Literal["point", "comma"]
 
 SEPARATORS: dict[Separator, str] = {"tab": "\t", "semicolon": ";", "bar": "|", "comma": ",", "whitespace": " "}
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
-"""Words for a cell without a value, in any case."""
+"""Words that mark a cell without a value, in upper or lower case."""
 CLIENT_NAMES = ("client", "id")
-"""Default names, in any case, of the column with the clients' names; the first one that a table has is used."""
+"""Default names of the column with the clients' names, in upper or lower case; the first name in the table is used."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
 _PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without backtracking, because cells may be long
@@ -48,10 +48,10 @@ class Table(NamedTuple):
 
     Attributes:
       path: file that was read, for messages.
-      cells: text without surrounding space, "" where a row is too short. Columns have the names in the first line, and
-        the index has each row's line number, counted from 1.
+      cells: cells as text without surrounding spaces; "" where a row is too short. The columns are named by the first
+        line, and the index has each row's line number, counted from 1.
       separator, decimal: separator and decimal mark of the text.
-      missing: words for a cell without a value, in lower case.
+      missing: words that mark a cell without a value, in lower case.
     """
 
     path: Path
@@ -71,11 +71,11 @@ class Table(NamedTuple):
         return self.cells.index.tolist()
 
     def is_missing(self, cell: str) -> bool:
-        """Return True if a cell has no value: it is empty or holds a word in ``missing``."""
+        """Return True if a cell has no value, that is, if it is empty or a word in ``missing``."""
         return cell.lower() in self.missing
 
     def find(self, name: str, what: str = "column") -> str:
-        """Find a column by name, ignoring case unless two columns differ only in case.
+        """Find a column by name; upper and lower case differ only if the names of two columns differ only in case.
 
         Raises:
           JaxpflError: if the table has no such column.
@@ -92,7 +92,7 @@ class Table(NamedTuple):
 
         Args:
           name: name of the column.
-          used: columns that are used for something else, which the error message does not suggest.
+          used: columns that have another use, which the error message does not suggest.
 
         Raises:
           JaxpflError: if there is no such column; the message lists the columns and suggests what to write.
@@ -127,7 +127,7 @@ class Table(NamedTuple):
         return cells
 
     def parsed(self, name: str) -> np.ndarray:
-        """Return a column as numbers: TRUE and FALSE are 1 and 0, and a cell without a number is NaN."""
+        """Return a column as numbers. TRUE and FALSE become 1 and 0, and a cell without a number becomes NaN."""
         return np.array([parse(cell, self.decimal) for cell in self.cells[name]], np.float64)
 
     def numbers(self, name: str, *, missing: bool = False) -> np.ndarray:
@@ -158,14 +158,14 @@ def read(
 
     Args:
       path: file to read.
-      separator: separator of cells; by default, the one that divides the first line into the most names.
+      separator: separator of cells; by default, the separator that divides the first line into the most names.
       decimal: decimal mark; by default, detected from the numbers.
       encoding: encoding, as in `text_of`.
       missing_words: words for a cell without a value, separated by commas, in any case; by default, `MISSING`.
 
     Raises:
-      JaxpflError: if the file cannot be read, has no column names, the same name twice or no rows, or if it is unclear
-        whether the commas or points in its numbers separate decimals or thousands.
+      JaxpflError: if the file cannot be read; if it has no column names, the same name twice, or no rows; or if it is
+        unclear whether the commas or points in its numbers separate decimals or thousands.
     """
     cells, separator = rows(path, separator, encoding)
     if cells.empty:
@@ -227,7 +227,7 @@ def rows(
 
 
 def parse(cell: str, decimal: Decimal) -> float | None:
-    """Return the finite number in a cell, or None if the cell holds no finite number."""
+    """Return the number in a cell, or None if the cell is not a finite number."""
     if not _NUMBER[decimal].fullmatch(cell):
         return _TRUTH.get(cell.lower())
     value = float(cell.replace(",", "."))
@@ -258,7 +258,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
 
 
 def _separator(first: str) -> Separator:
-    """Return the separator that divides a first line into the most names; a space only if no other divides it."""
+    """Return the separator that divides the first line into the most names; a space only without other separators."""
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
     counts = []
     for mark in (SEPARATORS[name] for name in marks):
@@ -273,9 +273,9 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
     """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: if the mark may separate thousands in every number that has it. Either all numbers with a comma look
-        like 1,234; or the separator is a semicolon or tab, and a column has both 1.234 and 567, as Excel writes
-        thousands with a point.
+      JaxpflError: if all marks in the numbers may be separators of thousands. This is so if all numbers with a comma
+        look like 1,234. It is also so if the separator is a semicolon or tab, and a column has both 1.234 and 567,
+        because Excel can write thousands with a point.
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]

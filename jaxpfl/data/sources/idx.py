@@ -1,7 +1,8 @@
-"""The IDX format of MNIST and similar sets, and folders of such files: a big-endian header, then raw numbers.
+"""Reader for the IDX format of MNIST and similar sets, and for folders of IDX files.
 
-The header is two zero bytes, a type code (0x08: unsigned byte), the number of dimensions, and one 32-bit size for each
-dimension. Reference: http://yann.lecun.com/exdb/mnist (section "FILE FORMATS").
+A file has a big-endian header, followed by raw numbers. The header consists of two zero bytes, a type code (0x08:
+unsigned byte), the number of dimensions, and one 32-bit size for each dimension. Reference:
+http://yann.lecun.com/exdb/mnist (section "FILE FORMATS").
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def read_idx(path: str | Path, ndim: int) -> np.ndarray:
       ndim: number of dimensions that the file must have: 3 for images, 1 for labels.
 
     Returns:
-      uint8 array of the header's shape.
+      The numbers, as a uint8 array with the shape in the header.
 
     Raises:
-      JaxpflError: for a missing file, damaged gzip, a wrong magic number, element type or number of dimensions, and
-        truncated or over-long data. The message names the file, the wrong value and the expected value.
+      JaxpflError: if the file is missing; if its compression is damaged; if its magic number, element type or number of
+        dimensions is wrong; or if it has too few or too many bytes. The message names the file, the wrong value and the
+        expected value.
     """
     path = Path(path)
     with _inflated(path) as (file, most):
@@ -67,7 +69,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
 
 @contextmanager
 def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Yield an open file, which inflates compressed content while it is read, and a bound on its number of bytes."""
+    """Yield an open file, which inflates compressed content on reading, and an upper bound on its number of bytes."""
     try:
         with opened(path) as raw:
             size = os.fstat(raw.fileno()).st_size
@@ -115,14 +117,14 @@ IDX_SETS = {
     "fashion-mnist": "Fashion-MNIST, articles of clothing",
     "kmnist": "Kuzushiji-MNIST, cursive Japanese characters",
 }
-"""Sets known by name. Each is in the folder of that name in the data directory."""
+"""Sets known by name; each set is in the folder of the same name in the data directory."""
 
 _TRAIN, _TEST = ("train",), ("t10k", "test")
 _Pair: TypeAlias = tuple[Path, Path]
 
 
 def load_idx_set(name: str, root: Path) -> Source:
-    """Load one of `IDX_SETS`, with its test set."""
+    """Load one of `IDX_SETS`, which must have a test set."""
     return _load(name, _folders(name, root), IDX_SETS[name], needs_test=True)
 
 

@@ -5,13 +5,13 @@ one or more files ``{"users": [...], "num_samples": [...], "user_data": {user: {
 without ``test``, such as ``all_data``, has no official test set. All files are read into memory. The kind of inputs is
 detected from the first example:
 
-- "images", numbers (FEMNIST, synthetic): float32 (float64 if float32 loses digits); 784 numbers become an image [28,
-  28, 1];
-- "text", a string of characters and the next character (Shakespeare): tokens, as defined by `ALL_LETTERS`;
-- "sequences" of tokens (Reddit), as described in `windows`.
+- "images": numbers (FEMNIST, synthetic) become float32, or float64 if float32 loses digits; 784 numbers become an image
+  [28, 28, 1];
+- "text": strings of characters and their next characters (Shakespeare) become tokens, as defined by `ALL_LETTERS`;
+- "sequences": sequences of tokens (Reddit) are converted as described in `windows`.
 
-For a classification, each example has one label: in LEAF's Shakespeare, the token that follows a window of context. For
-the task next-token, an example has a label at each of its positions, and -1 means no label.
+For classification, each example has one label; in LEAF's Shakespeare, the label is the token that follows a window of
+context. For the task next-token, an example has a label at each position, and -1 means no label.
 
 Only ``train`` and ``test`` are read, not Reddit's ``val``: use ``validation_share`` to hold examples out.
 ``num_samples`` is not read, because it is wrong in LEAF's own Shakespeare test files (``split_data.py`` counts the 79
@@ -41,7 +41,7 @@ LEAF_SETS = {
     "shakespeare": ("text", 80, "Shakespeare, the next of 80 characters, by speaking role (LEAF)"),
     "reddit": ("sequences", None, "Reddit, the next word of comments, by author (LEAF)"),
 }
-"""Sets known by name: kind of inputs, number of classes, and one line for display."""
+"""Sets known by name, each with the kind of inputs, the number of classes, and one line for display."""
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of 80 characters; a character's token is its index."""
@@ -59,7 +59,7 @@ _LARGEST = 2**31 - 1
 _MEMORY = 8  # memory of JSON as Python numbers and lists, relative to its length
 
 Users: TypeAlias = dict[str, tuple[Any, list]]
-"""Inputs and labels of users by name, as in the files; numeric inputs are already an array."""
+"""Inputs and labels of each user, by name, as in the files; numeric inputs are arrays."""
 
 
 class Tally(NamedTuple):
@@ -69,7 +69,7 @@ class Tally(NamedTuple):
       tokens: number of occurrences of each word or token.
       longest: length of the longest sequence (LEAF pads all sequences to 10).
       sequences: number of sequences.
-      places: total number of tokens in all sequences.
+      places: total number of tokens (positions) in all sequences.
     """
 
     tokens: Counter[str | int]
@@ -110,12 +110,13 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     Args:
       name: one of `LEAF_SETS`, or any other name for any of the three kinds of inputs.
       folder: folder of the files, as described in the module's docstring.
-      every: label each position of text and sequences (for the task next-token) instead of only the end of each window.
-      tokens: treat whole-number inputs as tokens.
+      every: whether to label each position of text and sequences (for the task next-token), and not only the end of
+        each window.
+      tokens: whether to treat integer inputs as tokens.
 
     Raises:
-      JaxpflError: for missing files, text that is not JSON, a user without data or with data in two files, inputs that
-        do not match their labels or other users' inputs, and inputs of an unknown kind.
+      JaxpflError: if files are missing or not JSON; if a user has no data, or data in two files; if inputs do not match
+        their labels or other users' inputs; or if inputs are of an unknown kind.
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
     train_folder, test_folder = locate(name, folder)
@@ -178,11 +179,11 @@ def _files(folder: Path) -> list[Path]:
 def read_users(folder: Path) -> Users:
     """Read the users in a folder's files, sorted by name.
 
-    The order of the users and their division into files do not matter.
+    The result does not depend on the order of the users, or on their division into files.
 
     Raises:
-      JaxpflError: for a damaged file, files that do not fit into memory, a user in two files, and if no user has an
-        example.
+      JaxpflError: if a file is damaged; if the files do not fit into memory; if a user is in two files; or if no user
+        has an example.
     """
     check_fits(folder, _MEMORY * sum(file.stat().st_size for file in _files(folder)))
     origin: dict[str, Path] = {}
@@ -222,7 +223,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
     x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
     if isinstance(y, dict) and all(isinstance(values, list) for values in y.values()):
-        # One dictionary of lists for all of a user's examples becomes a list of one dictionary per example.
+        # Convert a dictionary of lists, for all of a user's examples, to a list with a dictionary for each example.
         y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
     if not isinstance(x, list) or not isinstance(y, list):
         raise JaxpflError(f"{whose} needs lists 'x' and 'y'")
@@ -253,7 +254,7 @@ def kind_of(users: Users, folder: Path) -> str:
     """Return the kind of the first example: "images" (numbers), "text" or "sequences".
 
     Raises:
-      JaxpflError: if it is of another kind.
+      JaxpflError: if the example is of another kind.
     """
     x, label = next((x, y[0]) for x, y in users.values() if y)
     if isinstance(x, np.ndarray):
@@ -320,15 +321,15 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
 def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
-    In LEAF, each position of a speech has its own string of length L, so neighbouring strings overlap in L - 1
-    characters. With ``every``, only each L-th string of such a run and its last string are kept. The last string is
-    then labelled only where the strings before it are not, so that each character counts once.
+    In LEAF, each position of a speech has a string of length L, so neighbouring strings overlap in L - 1 characters.
+    With ``every``, only each L-th string of such a run, and the run's last string, are kept. The last string has labels
+    only at positions that no earlier string covers, so that each character is labelled once.
 
     Returns:
       Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for none.
 
     Raises:
-      JaxpflError: for inputs other than strings, strings of different lengths, or a character outside LEAF's alphabet.
+      JaxpflError: if inputs are not strings of the same length, or a character is not in LEAF's alphabet.
     """
     if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
         raise JaxpflError(f"{whose}: inputs must be strings and labels must be single characters")
@@ -355,7 +356,7 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
 
 
 def tally(users: Users) -> Tally:
-    """Count the tokens in users' sequences; other kinds of inputs have none."""
+    """Count the tokens in users' sequences; the counts are zero for other kinds of inputs."""
     comments = (comment for x, _ in users.values() if isinstance(x, list) for comment in x)
     sequences = [sequence for comment in comments for sequence in _sequences(comment)]
     tokens = Counter(token for sequence in sequences for token in sequence if isinstance(token, str | int))
@@ -364,10 +365,10 @@ def tally(users: Users) -> Tally:
 
 
 def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
-    """Return the vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
+    """Return the vocabulary of a folder, from LEAF's file if there is one, and otherwise from the training words.
 
-    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it, the vocabulary has the most frequent
-    words, ties in alphabetical order, as in LEAF's ``build_vocab.py``.
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without this file, the vocabulary has the most
+    frequent words, with ties in alphabetical order, as in LEAF's ``build_vocab.py``.
 
     Args:
       folder: folder of the data set.
@@ -391,7 +392,7 @@ def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
 
 
 def check_windows(places: int, length: int, folder: Path) -> None:
-    """Check that windows fit in memory. Every window is as long as the longest sequence.
+    """Check that windows, each as long as the longest sequence, fit in memory.
 
     Args:
       places: number of windows.
@@ -399,7 +400,7 @@ def check_windows(places: int, length: int, folder: Path) -> None:
       folder: folder of the data set, for the message.
 
     Raises:
-      JaxpflError: if they do not fit.
+      JaxpflError: if the windows do not fit.
     """
     check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
 
@@ -407,12 +408,12 @@ def check_windows(places: int, length: int, folder: Path) -> None:
 def windows(
     x: list, y: list, whose: str, vocabulary: Vocabulary, length: int, every: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one user's comments to examples of a context and its next token.
+    """Convert one user's comments to examples, each with a context and the next token.
 
     LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
-    becomes a separate example: the sequence up to that position, padded with `PAD` in front, and its target. Positions
-    whose target is padding or an unknown word are left out, because there is nothing to predict (LEAF counts them as
-    wrong). With ``every``, an example is a whole sequence, padded at the end, with all its targets.
+    becomes a separate example: the sequence up to this position, padded with `PAD` in front, and the position's target.
+    Positions whose target is padding or an unknown word are left out, because there is nothing to predict (LEAF counts
+    such predictions as wrong). With ``every``, an example is a whole sequence, padded at the end, with all its targets.
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.

@@ -1,13 +1,13 @@
 """Text files in the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
 
-``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``. If there is a file PATH.t, it
+``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``. A file PATH.t, if there is one,
 becomes the official test set (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses the
 files.
 
-By default, labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 /
-1), and any other labels make the task a regression. For the task multilabel, a line begins with any number of labels,
-``2,5 index:value ...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense
-float32 and are not scaled.
+By default, integer labels become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1), and other
+labels make the task a regression. For the task multilabel, a line begins with any number of labels, ``2,5 index:value
+...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense float32 arrays,
+and are not scaled.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jaxpfl.support.files import check_fits, opened
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""
 
-_MEMORY = 4  # additional memory of a text as sparse numbers, relative to its length
+_MEMORY = 4  # memory of parsed sparse numbers, relative to the text's length
 _MOST_INFLATED = 100  # largest ratio of inflated to compressed text: bzip2 can inflate 15 kB to 3 GB of empty lines
-_SHORT = 2**26  # number of bytes to which any file may inflate
+_SHORT = 2**26  # a file may always inflate to this number of bytes
 _COMPRESSED = (".gz", ".bz2")
 
 
@@ -45,8 +45,8 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
       task: task of the labels; by default, inferred from their values.
 
     Raises:
-      JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a class in the test
-        file that the training file lacks, or too many features for a dense array.
+      JaxpflError: if a file is missing; if a line cannot be parsed; if a number is NaN; if labels are not classes; if
+        the test file has a class that the training file lacks; or if there are too many features for a dense array.
     """
     train, test = _locate(name, path, root)
     files = [train] if test is None else [train, test]
@@ -96,7 +96,7 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
 
 
 def _parse(files: list[Path], several: bool) -> list[tuple]:
-    """Parse each file's sparse inputs, with the same features, and labels; with ``several``, tuples of labels."""
+    """Parse each file's sparse inputs (with the same features) and labels; with ``several``, labels are tuples."""
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
@@ -104,7 +104,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     texts = [_text(file) for file in files]
     try:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
-    except Exception as error:  # scikit-learn's parser and the codecs raise many types
+    except Exception as error:  # scikit-learn's parser and the codecs raise many types of errors
         hint = "" if several else " (for several labels on a line set task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: not LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
@@ -134,7 +134,7 @@ def _text(file: Path) -> IO[bytes]:
 
 
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
-    """Return the distinct labels, which must be whole numbers."""
+    """Return the distinct labels, which must be integers."""
     values = np.unique(labels)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]

@@ -1,7 +1,7 @@
 """Reader for cell arrays of numbers in MATLAB 5 files (``.mat``; version 7 writes the same format).
 
 SciPy's reader crashes the process on some damaged files, and creates objects that are not needed here. This reader
-checks every length against the remaining bytes before it reads, and creates only arrays of numbers.
+compares every length with the number of remaining bytes before reading, and creates only arrays of numbers.
 
 Reference: MathWorks, "MAT-File Format", https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf
 """
@@ -68,7 +68,7 @@ class _Elements:
         """Read the next element as an array of numbers, [n].
 
         Raises:
-          ValueError: if it is not an array of numbers.
+          ValueError: if the element is not an array of numbers.
         """
         kind, content = self.next()
         if kind not in _NUMBERS:
@@ -76,10 +76,10 @@ class _Elements:
         return np.frombuffer(content, f"{self.order}{_NUMBERS[kind]}")
 
     def matrix(self) -> _Matrix:
-        """Read the head of the next element, which must be a matrix; its content stays unread.
+        """Read the header of the next element, which must be a matrix; the content is not read yet.
 
         Raises:
-          ValueError: if it is not a matrix.
+          ValueError: if the element is not a matrix.
         """
         kind, content = self.next()
         if kind != _MATRIX:

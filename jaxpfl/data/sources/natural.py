@@ -1,13 +1,13 @@
 """Data sets with natural clients: MNIST by writer, exam scores by school, and elections by county.
 
 The writers of MNIST's digits were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST Digits"). The
-writers of the test set are not in the training set. `unseen` makes new clients of them, and the partition "natural"
-splits each training writer's digits by ``test_share``.
+writers of the test set are not in the training set. `unseen` returns these writers as new clients, and the partition
+"natural" splits each training writer's digits by ``test_share``.
 
 School has the exam scores of 15,362 pupils of 139 London schools, a regression from 28 features. ``school/school.mat``
 is the file of the multi-task literature: a MATLAB 5 file with one cell per school in ``X`` (pupils x 28) and in ``Y``
 (pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
-Regularization". Liu et al. 2022 use it under differential privacy, https://arxiv.org/abs/2206.07902.
+Regularization". Liu et al. 2022 use the data under differential privacy, https://arxiv.org/abs/2206.07902.
 
 Elections has the winners of US presidential elections by county, 2000 to 2020. Each county is a real Bernoulli client
 with six samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a

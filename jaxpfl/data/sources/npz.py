@@ -1,15 +1,15 @@
 """NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` files.
 
-An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats for a regression [N] or [N, d], or a token at
-each position of tokens [N, T], where -1 means no label. An archive may also have ``x_test`` and ``y_test``, and
-``users_train`` and ``users_test`` (or ``writer_...``) with the user who made each example.
+An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats [N] or [N, d] for a regression, or one token
+for each position of the input tokens [N, T], where -1 means no label. An archive may also have ``x_test`` and
+``y_test``, and ``users_train`` and ``users_test`` (or ``writer_...``) with the user of each example.
 
 Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if ``tokens`` is set, if the array
 ``vocabulary`` gives the number of tokens, or if the task is next-token. All other inputs are features. Classes are
 numbered in the order of their labels, unless inputs are tokens.
 
-Nothing in a file is ever executed, and arrays of Python objects are refused. An array is inflated only after its header
-has been read and there is enough memory.
+No code in a file is executed, and arrays of Python objects are refused. An array is inflated only after its header has
+been read and the available memory has been checked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1
 _ENDING = ".npy"
 _BYTES = 2**22
-"""Number of bytes inflated at once."""
+"""Number of bytes that are inflated together."""
 
 
 def read_headers(path: Path) -> dict[str, Header]:
@@ -71,9 +71,9 @@ def read_npz(
 
     Args:
       path: archive to read.
-      names: names of the arrays to read; by default, all. Names that the archive lacks are left out.
-      in_files: inflate the arrays into temporary memory-mapped files, block by block.
-      more: number of bytes for which there must be room in addition to the arrays.
+      names: names of the arrays to read; by default, all. Names that are not in the archive are ignored.
+      in_files: whether to inflate the arrays into temporary memory-mapped files, block by block.
+      more: number of bytes that must fit into memory in addition to the arrays.
 
     Raises:
       JaxpflError: as in `read_headers`, and if the arrays do not fit into memory or on the disk.
@@ -118,12 +118,13 @@ def load_npz(
       num_classes: number of classes. If given, the labels must already be 0 to num_classes - 1; otherwise the classes
         are inferred from the labels.
       task: task of the labels; by default, inferred from their values.
-      tokens: treat integer inputs as tokens.
-      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated block by block.
+      tokens: whether to treat integer inputs as tokens.
+      in_files: whether to keep the inputs in temporary memory-mapped files; the archive is then inflated block by
+        block.
 
     Raises:
-      JaxpflError: as in `read_npz`; also if an array is missing, if shapes do not match, if no task is given and the
-        labels are floats that are all whole numbers, if tokens or their labels exceed 32 bits, and for NaN.
+      JaxpflError: as in `read_npz`; also if an array is missing; if shapes do not match; if no task is given and the
+        labels are floats with integer values; if tokens or their labels exceed 32 bits; or if a number is NaN.
     """
     headers = read_headers(path)
     description = description or f"arrays in {path}"
@@ -187,7 +188,7 @@ def _number_labels(
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Return the class number of each label [N], and the names of the classes.
 
-    The names are None if they equal the numbers. Labels that are not classes are returned unchanged.
+    The names are None if they are equal to the class numbers. Labels that are not classes are returned unchanged.
     """
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
@@ -251,7 +252,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise JaxpflError(f"{path} is a single array, not an .npz archive")
             with zipfile.ZipFile(file) as archive:
                 yield archive
-    except JaxpflError:  # errors of our own keep their message, also for a full disk
+    except JaxpflError:  # our own errors, also for a full disk, keep their messages
         raise
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
@@ -260,7 +261,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
-    """Inflate an array into a temporary file; its header has been checked before."""
+    """Inflate an array, whose header has been checked, into a temporary file."""
     first = np.lib.format.read_magic(member) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(member)
@@ -329,7 +330,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     """Read the header of an array that must fill a file of ``size`` bytes.
 
     Raises:
-      Exception: of any type, if the header is damaged.
+      Exception: if the header is damaged; the exception may have any type.
     """
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -345,7 +346,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
 
 
 def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarray:
-    """Read the array in a ``.npy`` file; its header must match the file's size before memory is allocated.
+    """Read the array in a ``.npy`` file, after checking that the header matches the file's size.
 
     Args:
       path: file to read.
@@ -361,6 +362,6 @@ def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarra
             if mode is None or not header.nbytes:
                 file.seek(0)
                 return np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as error:  # NumPy's parser of headers raises many types
+        except Exception as error:  # NumPy's parser of headers raises many types of errors
             raise JaxpflError(f"{path} is missing or damaged: {one_line(error)}") from error
     return np.load(path, mmap_mode=mode, allow_pickle=False)

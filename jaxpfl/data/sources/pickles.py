@@ -1,8 +1,8 @@
 """Reader for pickled arrays and containers that executes nothing from the file.
 
 A pickle is a program that may call any function by name. This reader allows only the names that NumPy arrays need. Each
-name resolves to a stand-in that records its arguments, and the arrays are built afterwards from raw bytes and a plain
-dtype. A file can never call NumPy's own reconstruction functions.
+name is replaced by an object that only records its arguments, and the arrays are built afterwards from raw bytes and a
+plain dtype. A file can therefore never call NumPy's own reconstruction functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN_TYPES = frozenset("buif")
 """Supported kinds of dtypes: booleans, unsigned and signed integers, and floats."""
 
 _KEYS = (str, bytes, int, float, bool, type(None))
-"""Types of dictionary keys. Tuples are not allowed: hashing nested tuples that share items would take forever."""
+"""Types of dictionary keys. Tuples are not allowed, because hashing nested tuples could take unlimited time."""
 
 _MEMORY = 4  # memory of a pickle relative to its length: its bytes, copies by opcodes, and lists of small numbers
 _MOST_SHARED = 8  # largest number of objects per byte of the file; an object counts each time it occurs
@@ -37,8 +37,8 @@ def read_pickle(path: Path) -> Any:
     Strings of Python 2 are returned as bytes.
 
     Raises:
-      JaxpflError: if the file is missing, truncated or damaged, or needs any other global. The message then names the
-        global, and nothing has been executed.
+      JaxpflError: if the file is missing, truncated or damaged, or if it needs any other global (the message names the
+        global). Nothing has been executed then.
     """
     content = contents(path, _MEMORY)
     try:
@@ -48,7 +48,7 @@ def read_pickle(path: Path) -> Any:
             f"{path}: refused: the pickle asks for {printable(str(refused))}, but only plain NumPy arrays and "
             "containers are read; nothing was executed"
         ) from None
-    except Exception as error:  # a damaged pickle raises many types
+    except Exception as error:  # a damaged pickle raises many types of errors
         raise JaxpflError(f"{path}: truncated or damaged pickle of {len(content)} bytes: {one_line(error)}") from error
 
 
@@ -57,7 +57,7 @@ class _RefusedError(Exception):
 
 
 class _Callable:
-    """Stand-in for a global. It is created anew for each use, because a pickle may try to modify it."""
+    """Replacement for a global, newly created for each use, because a pickle may try to modify it."""
 
     __slots__ = ("make",)
 
@@ -69,7 +69,7 @@ class _Callable:
 
 
 class _Type:
-    """Stand-in for a ``numpy.dtype``: type code and byte order."""
+    """Replacement for a ``numpy.dtype``, with a type code and a byte order."""
 
     __slots__ = ("code", "order")
 
@@ -87,7 +87,7 @@ class _Type:
 
 
 class _Array:
-    """Stand-in for a ``numpy.ndarray``: shape, dtype, memory order and raw bytes."""
+    """Replacement for a ``numpy.ndarray``, with a shape, a dtype, a memory order and raw bytes."""
 
     __slots__ = ("state",)
 
@@ -102,7 +102,7 @@ class _Array:
 
 
 class _Scalar:
-    """Stand-in for a NumPy scalar."""
+    """Replacement for a NumPy scalar."""
 
     __slots__ = ("dtype", "raw")
 
@@ -208,10 +208,10 @@ class _Finish:
         self._done: dict[int, tuple[Any, Any, int]] = {}  # also keeps the object alive, so that its id stays unique
 
     def convert(self, value: Any) -> tuple[Any, int]:
-        """Return the value without stand-ins, and the number of objects in it.
+        """Return the value with arrays and numbers instead of their replacements, and the number of objects in it.
 
         Raises:
-          ValueError: if an object contains itself, or repeats the same objects so often that their number exceeds the
+          ValueError: if an object contains itself, or if the number of objects (counting repetitions) exceeds the
             limit.
         """
         if isinstance(value, _Callable | _Type):

@@ -1,10 +1,11 @@
-r"""Synthetic clients in planted clusters; each cluster has a logistic regression with known coefficients.
+r"""Synthetic clients in planted clusters, each with a logistic regression whose coefficients are known.
 
 .. math:: \theta_c = r\, u_c, \quad u_c \text{ uniform on the sphere}, \qquad x \sim N(0, I_d), \qquad
    P(y = 1 \mid x) = \frac{1}{1 + \exp(-x^T \theta_{c(i)})}
 
-Clusters differ in the conditional distribution of labels, not in their inputs: x alone does not identify a cluster.
-Clusters have nearly equal sizes. The numbers are the same on every platform (`portable`).
+Here theta_c are the coefficients of cluster c, r their norm, and c(i) the cluster of client i. Clusters differ only in
+the conditional distribution of labels, so the inputs x do not identify a cluster. Clusters have nearly equal sizes. The
+numbers are the same on every platform (`portable`).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def draw_planted(given: PlantedSettings) -> Planted:
 def parse(text: str) -> PlantedSettings:
     """Parse a text such as ``planted:clients=60,clusters=3``.
 
-    Settings that the text does not name have their defaults, so ``planted`` alone gives all defaults.
+    Settings that are not in the text have their defaults, so ``planted`` means all defaults.
 
     Raises:
       JaxpflError: if a name is unknown or repeated, or if a value has the wrong type.
@@ -110,7 +111,7 @@ def parse(text: str) -> PlantedSettings:
 
 
 def enlarged(text: str, clients: int) -> str:
-    """Return the name of a data set, with at least ``clients`` clients if it is planted.
+    """Return the name of a data set; a planted set gets at least ``clients`` clients.
 
     Other names, and planted sets that state their number of clients, are returned unchanged.
     """
@@ -127,7 +128,7 @@ def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarr
     x = portable.normal(rng, m * n * d).reshape(m * n, d)
     odds = _sums(x * theta[users])
     u = portable.uniform(rng, m * n)
-    # u < 1 / (1 + exp(-odds)), rearranged so that no large number is exponentiated.
+    # This is u < 1 / (1 + exp(-odds)), rearranged so that exp cannot overflow.
     y = portable.log(u) - portable.log(1 - u) < odds
     return users, x.astype(np.float32), y.astype(np.int32)
 

@@ -55,22 +55,22 @@ def load(
 
         Paths are relative to the data directory, or absolute.
       data_dir: data directory, as in `data_directory`.
-      standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307 and 0.3081
-        for MNIST), for each channel, as is customary; both count as public. Otherwise pixels are in [0, 1]. Inputs
-        other than pixels are not changed.
-      in_files: keep the inputs in temporary memory-mapped files. An .npz archive is then read block by block, so it may
-        be larger than memory; other sets are read at once. Results of `federate` and `set_apart` are in files too. The
-        values do not change.
+      standardize: whether to subtract the mean of all training pixels and divide by their standard deviation (0.1307
+        and 0.3081 for MNIST), for each channel, as is customary; both numbers are considered public. Otherwise pixels
+        are in [0, 1]. Inputs other than pixels are not changed.
+      in_files: whether to keep the inputs in temporary memory-mapped files. An .npz archive is then read block by
+        block, so that it may be larger than memory; other sets are read into memory first. Results of `federate` and
+        `set_apart` are then in files too. The values do not change.
       task: task for the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by default,
-        inferred from their values. With ``next-token``, LEAF's text has a label at each position instead of one after
-        each window.
+        inferred from the labels' values. With ``next-token``, LEAF's text has a label at each position, and not only
+        after each window.
       table: columns of labels and clients in ``csv:``, and the treatment of rows with missing values.
       window: length in bytes of the windows of ``text:``; by default, 64.
-      tokens: treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens instead of numbers.
+      tokens: whether to treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens instead of numbers.
 
     Raises:
-      JaxpflError: for an unknown name (the message suggests the nearest name), a missing file (it says where to put
-        it), or a damaged file (it says what was found and what is expected).
+      JaxpflError: if the name is unknown (the message suggests the nearest name); if a file is missing (the message
+        says where to put it); or if a file is damaged (the message gives the found and the expected content).
 
     Examples:
       >>> source = load("digits")
@@ -81,7 +81,7 @@ def load(
         source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
         source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
-    except (MemoryError, RecursionError, OSError) as error:  # caused by the file: it is too large or too deeply nested
+    except (MemoryError, RecursionError, OSError) as error:  # the file is too large or too deeply nested
         raise JaxpflError(f"data set {name!r}: cannot be read: {one_line(error)}") from error
 
 
@@ -144,7 +144,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
 
 
 def _load_digits(name: str, argument: str, root: Path, how: _How) -> Source:
-    # Read scikit-learn's file without importing scikit-learn, whose import takes as long as training does.
+    # Read scikit-learn's file without importing scikit-learn, because the import takes as long as training.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise JaxpflError("the data set 'digits' needs the package scikit-learn: pip install scikit-learn")
@@ -197,8 +197,8 @@ _NAMED: dict[str, tuple[_Load, Callable[[str, Path], str]]] = {
     natural.SCHOOL: (_SCHOOL, natural.describe_school),
     "planted": (_load_planted, lambda name, root: _PLANTED),
 }
-"""Data sets with a fixed name. Each has a loader as in `_PREFIXED`, with the name as its argument, and a function
-(name, data directory) -> description."""
+"""Data sets with a fixed name. Each set has a loader as in `_PREFIXED`, which gets the name as its argument, and a
+function (name, data directory) -> description."""
 
 _PREFIXED: dict[str, tuple[str, _Load]] = {
     "csv": ("FILE", _load_table),
@@ -210,4 +210,4 @@ _PREFIXED: dict[str, tuple[str, _Load]] = {
     "planted": ("SETTINGS", _load_planted),
     "tfds": ("NAME", lambda name, argument, root, how: tensorflow_sets.load_tfds(argument, root)),
 }
-"""Data sets ``PREFIX:ARGUMENT``: kind of the argument, and (name, argument, data directory, options) -> source."""
+"""Data sets ``PREFIX:ARGUMENT``: kind of argument, and loader (name, argument, data directory, options) -> source."""

@@ -1,9 +1,9 @@
-"""Your own tables, ``csv:FILE``, with columns of labels and, if clients are known, a column with the clients' names.
+"""Your own tables, ``csv:FILE``, with columns of labels and, optionally, a column with the clients' names.
 
 The first line names the columns. Each column of numbers becomes a feature. Each column of text becomes several features
-of 0 and 1, one for each distinct text. If the task is not named, a single column of labels gives a classification if it
-has texts or few distinct whole numbers, and otherwise a regression. Classes are in the order of the values. Several
-columns of labels must have numbers, and give the task multilabel if all are 0 or 1, otherwise regression.
+of 0 and 1, one for each distinct text. If no task is given, a single column of labels means classification if it has
+texts or few distinct integers, and otherwise regression. Classes are in the order of the values. Several columns of
+labels must contain numbers; they mean the task multilabel if all numbers are 0 or 1, and otherwise regression.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jaxpfl.support.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20
-"""Largest number of distinct whole numbers that count as classes."""
+"""Largest number of distinct integers that are considered classes."""
 _MOST_TEXTS = 1000
 _MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
 """Cells with a number and a percent or currency sign, which would otherwise become categories."""
-_FREE = 0.5  # share of the rows: a column with more distinct texts is not a category
+_FREE = 0.5  # a column whose distinct texts exceed this fraction of the rows is not categorical
 
 
 class TableOptions(NamedTuple):
@@ -37,7 +37,8 @@ class TableOptions(NamedTuple):
     Attributes:
       target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
-      missing: "refuse" to raise an error for rows with a missing value, or "drop" to leave them out with a warning.
+      missing: "refuse" to raise an error if a value is missing, or "drop" to leave out rows with missing values, with a
+        warning.
       ignore: columns to leave out of the table.
       missing_words, encoding: arguments of `csv_text.read`.
     """
@@ -73,8 +74,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
       task: task of the labels; by default, inferred from their values, with a warning.
 
     Raises:
-      JaxpflError: if the file is not such a table (the message names the line and the column), if a column is unknown,
-        if a value is missing, if a column has neither numbers nor categories, if the labels do not suit the task, or if
+      JaxpflError: if the file is not such a table (the message names the line and the column); if a column is unknown;
+        if a value is missing; if a column has neither numbers nor categories; if the labels do not suit the task; or if
         there are fewer than two clients.
     """
     if options.missing not in MISSING:
@@ -148,7 +149,7 @@ class _Labels(NamedTuple):
 def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     """Read the labels in one or several columns.
 
-    If the task is not named, it is inferred from the labels' values, with a warning.
+    If no task is given, it is inferred from the labels' values, with a warning.
     """
     if len(targets) > 1:
         return _several_labels(table, targets, task)
@@ -216,7 +217,7 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def _inputs(table: Table, names: list[str]) -> np.ndarray:
-    """Return features [N, d]: the columns of numbers, and 0 and 1 for each distinct text in the other columns."""
+    """Return features [N, d]: the columns of numbers, and an indicator of each distinct text in the other columns."""
     columns: list[np.ndarray] = []
     for name in names:
         numbers = _numbers(table, name)

@@ -1,6 +1,6 @@
-"""Image sets of tensorflow-datasets, ``tfds:NAME``, read by NumPy with random access, without TensorFlow.
+"""Image sets of tensorflow-datasets, ``tfds:NAME``, read with random access and without TensorFlow.
 
-Nothing is downloaded: a set must have been prepared before, on this machine or another. TFDS's own command, which needs
+Nothing is downloaded: a set must have been prepared before, on this or another machine. TFDS's own command, which needs
 TensorFlow, prepares a set in a format with random access::
 
     tfds build NAME --file_format=array_record --data_dir=DIR
@@ -37,9 +37,9 @@ def load_tfds(name: str, root: Path) -> Source:
       root: data directory, searched before TFDS's own directory.
 
     Raises:
-      JaxpflError: if tensorflow-datasets is not installed, the name is unknown (the message suggests the nearest name),
-        the set is not prepared with random access (it gives the command to prepare it), or the set has no training
-        split, not one image and one label per example, or images of different sizes.
+      JaxpflError: if tensorflow-datasets is not installed; if the name is unknown (the message suggests the nearest
+        name); if the set is not prepared with random access (the message gives the command); if the set has no training
+        split; if examples do not have one image and one label each; or if images have different sizes.
     """
     try:
         import tensorflow_datasets as tfds
@@ -57,7 +57,7 @@ def load_tfds(name: str, root: Path) -> Source:
             splits = list(builder.info.splits)
         except JaxpflError:
             raise
-        except Exception as error:  # TFDS raises many types for a damaged description
+        except Exception as error:  # TFDS raises many types of errors for a damaged description
             raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
         if "train" not in splits:
             raise JaxpflError(f"tfds:{name}: no split 'train' (it has {listed(splits, 'train')})")
@@ -133,7 +133,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         for record in (records[i] for i in range(len(records))):
             images.append(np.asarray(record[image]))
             labels.append(int(record[label]))
-            if len(images) == 1:  # room for all images as bytes, stacked, as floats, and standardised
+            if len(images) == 1:  # memory for all images as bytes, stacked, as floats, and standardised
                 check_fits(whose, 10 * images[0].nbytes * len(records))
     except JaxpflError:
         raise
@@ -151,7 +151,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
 
 @contextmanager
 def _own_classes(tfds: Any) -> Iterator[None]:
-    """Allow only TFDS's own classes: TFDS would import any module that a set's ``features.json`` names."""
+    """Allow only TFDS's own classes, because TFDS would import any module that a set's ``features.json`` names."""
     connector = tfds.features.FeatureConnector
     found = connector.__dict__["cls_from_name"]
 

@@ -1,10 +1,10 @@
-"""Your own texts, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
+"""Your own texts, ``text:FOLDER``: each file or subfolder is a client, and the task is to predict the next byte.
 
 Tokens are the 256 byte values of UTF-8 text, so the vocabulary reveals nothing about any client's text. A client's text
-(in a subfolder, all files joined in the order of their paths) is cut into windows of T + 1 bytes. The first T bytes of
-a window are an input, and the last T bytes are its labels. Windows do not overlap, and a tail shorter than a window is
-left out. Test and validation examples are always each user's last windows (`Source.ordered`), even if a client has
-several users.
+(for a subfolder, the concatenation of all its files, in the order of their paths) is cut into windows of T + 1 bytes.
+The first T bytes of a window are an input, and the last T bytes are its labels. Windows do not overlap, and the rest of
+the text after the last full window is left out. Test and validation examples are always each user's last windows
+(`Source.ordered`), even if a client has several users.
 
 Names that begin with a dot, and ``__pycache__``, are skipped.
 """
@@ -38,7 +38,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
       window: length T of windows; by default, `WINDOW`.
 
     Raises:
-      JaxpflError: for a missing folder, a folder without text, a text shorter than a window, and bytes that are not
+      JaxpflError: if the folder is missing or has no text; if a text is shorter than a window; or if bytes are not
         UTF-8.
     """
     window = WINDOW if window is None else window
@@ -51,7 +51,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
     if not clients:
         raise JaxpflError(f"{folder} holds no file or subfolder: each would be a client")
     size = sum(file.stat().st_size for files in clients.values() for file in files)
-    check_fits(folder, 10 * size)  # the text, and its tokens twice as int32
+    check_fits(folder, 10 * size)  # memory for the text, and for its tokens twice as int32
     texts = {client: b"".join(map(_read, files)) for client, files in clients.items()}
     warn_of_empty(folder, [client for client, text in texts.items() if not text])
     texts = {client: text for client, text in texts.items() if text}

@@ -4,7 +4,7 @@ The histograms of synthetic users are drawn from a mixture of Dirichlet distribu
 
 .. math:: c_u \sim w, \quad Q_u \sim Dir(\alpha P_{c_u}), \quad counts_u \sim Multinomial(m_u, Q_u)
 
-Files are ``user,token,count`` text, an archive of IRC users, and LEAF's Reddit.
+The readers support CSV files with ``user,token,count``, an archive of IRC users, and LEAF's Reddit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TokenCounts(NamedTuple):
 
     @property
     def rows(self) -> np.ndarray:
-        """Return the user of each entry, [nnz]."""
+        """Index of the user of each entry, [nnz]."""
         return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
 
     def select_users(self, chosen: np.ndarray) -> TokenCounts:
@@ -64,8 +64,8 @@ class TokenCounts(NamedTuple):
 
         Tokens are sorted by decreasing frequency; ties keep their order in the vocabulary.
 
-        The choice of tokens depends on all users, and no privacy claim covers it: private estimates need a public
-          vocabulary.
+        The choice of tokens depends on all users, and no privacy claim covers this choice: private estimates need a
+        public vocabulary.
         """
         totals = np.bincount(self.indices, self.counts, len(self.vocabulary))
         chosen = np.argsort(-totals, kind="stable")[:tokens]
@@ -103,14 +103,14 @@ def build(
 
 
 class Part(NamedTuple):
-    """Each user's tokens in two parts: one from which the user estimates, and one held out for scoring."""
+    """Each user's tokens in two parts: ``own`` for the user's estimate, and ``held_out`` for scoring the estimate."""
 
     own: TokenCounts
     held_out: TokenCounts
 
 
 class HistogramSplit(NamedTuple):
-    """Users who estimate together, validation users, and unseen users."""
+    """Users split into three groups: users for the estimation, validation users, and unseen users."""
 
     users: Part
     validation: Part
@@ -118,12 +118,13 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """Divide 0 ... n - 1 at random into the rest and one group per share, in this order.
+    """Divide 0 ... n - 1 at random into one group per share and the rest; return the rest first.
 
     Each group is ascending and has at least one number.
 
     Raises:
-      JaxpflError: if there are too few numbers to divide, or if shares are not positive or leave no rest.
+      JaxpflError: if there are too few numbers to divide, if a share is not positive, or if the shares sum to one or
+        more.
     """
     if not (min(shares) > 0 and sum(shares) < 1):  # NaN is refused too
         raise JaxpflError(f"shares of users set apart must be > 0 and sum to less than 1, got {shares}")
@@ -135,7 +136,7 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
 
 
 def shares_of(number: int, *shares: float) -> list[int]:
-    """Return the number of users in each share, at least one."""
+    """Return the number of users for each share, at least one."""
     return [max(1, int(share * number)) for share in shares]
 
 
@@ -152,11 +153,11 @@ def split(
     Args:
       counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users in these groups, drawn at random.
-      train_share: share of a user's tokens from which the user estimates, rounded; each part gets at least one token.
+      train_share: share of a user's tokens for the user's estimate, rounded; each part gets at least one token.
       seed: seed of both draws.
 
     Raises:
-      JaxpflError: for fewer than three users, a user with a single token, or shares out of range.
+      JaxpflError: if there are fewer than three users, if a user has a single token, or if a share is out of range.
     """
     if not 0 < train_share < 1:
         raise JaxpflError(f"train_share must be > 0 and < 1, got {train_share}")
@@ -208,7 +209,7 @@ def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np
     clusters = rng.choice(len(population.shares), size=n, p=population.shares)
     truth = np.empty((n, d), np.float32)
     rows, indices, counts = [], [], []
-    for low in range(0, n, 1000):  # in blocks of users, because each needs a gamma draw for every token
+    for low in range(0, n, 1000):  # in blocks of users, to limit memory: each user needs a gamma draw for every token
         part = slice(low, low + 1000)
         gammas = rng.standard_gamma(population.alpha * population.centers[clusters[part]])
         q = gammas / gammas.sum(axis=1, keepdims=True)
@@ -237,8 +238,8 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     numbered in order of first appearance.
 
     Raises:
-      JaxpflError: if the file cannot be read or has another header, if a row does not have three cells, if a count is
-        not a positive whole number, or if a user has a token twice. The message gives the line and the reason.
+      JaxpflError: if the file cannot be read or has a different header; if a row does not have three cells; if a count
+        is not a positive integer; or if a token of a user occurs twice. The message gives the line and the reason.
     """
     import pandas
 
@@ -319,7 +320,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     tallies = [leaf.tally(users) for users in parts]
     vocabulary, length = leaf.vocabulary_of(folder, tallies[0]), max(found.longest for found in tallies)
     check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)
-    words = np.arange(vocabulary.size).astype(object)  # a token without a known word has its number as name
+    words = np.arange(vocabulary.size).astype(object)  # the name of a token without a known word is its number
     for word, token in (vocabulary.words or {}).items():
         words[token] = word
     marks = np.isin(words.astype(str), _MARKS)
