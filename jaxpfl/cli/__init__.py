@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else argv
     shared = any(argument.split("=")[0] == "--distributed" for argument in given)
     # Silence XLA's log, because `distributed` reports a lost process in one line; XLA reads the variable when JAX is
-    # imported. Level 1 is JAX's own default, which a parent process that imported JAX passes on.
+    # imported. Level 1 is not a choice of the user: JAX sets it when it is imported, and child processes inherit it.
     if shared and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:

@@ -55,8 +55,8 @@ def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[.
 
     Args:
       name: name of the group or module.
-      args: arguments of the command line, from which a module may derive which commands and defaults it needs; None to
-        return all commands.
+      args: arguments of the command line, on which the commands and their defaults may depend; None to return all
+        commands.
     """
     commands = importlib.import_module(_MODULES.get(name, f"jaxpfl.cli.{name}")).commands
     return commands() if args is None else commands(args)
@@ -78,7 +78,7 @@ def command_table() -> dict[str, Callable[..., None]]:
 
 
 def run(args: list[str]) -> None:
-    """Run one command. An error of the user is printed on one line, and the exit status is then 2."""
+    """Run one command. An error caused by the user is printed on one line, and the exit status is then 2."""
     settle()
     try:
         with warnings.catch_warnings():

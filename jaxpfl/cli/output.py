@@ -104,7 +104,7 @@ class Output:
 
 
 _NOTE = ".results.json"
-"""File that names the study while its results are moved into a folder, in which the summary is not yet written."""
+"""File that names the study while its results are moved into a folder; the summary, which also does, comes last."""
 
 
 def write(
@@ -189,7 +189,7 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
         write_json(place / SUMMARY, result)
         known = sorted({*names, *(before if isinstance(before, list) else [])})
         write_json(folder / _NOTE, {"study": result.get("study"), "files": known})
-        (folder / SUMMARY).unlink(missing_ok=True)  # a mixture of old and new files must not look like results
+        (folder / SUMMARY).unlink(missing_ok=True)  # a mixture of old and new files must not look complete
         (folder / "plots").mkdir(exist_ok=True)
         for name in [*names, SUMMARY]:
             os.replace(place / name, folder / name)

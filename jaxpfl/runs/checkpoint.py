@@ -94,7 +94,7 @@ class Checkpoints:
                 files.write_checksums(place)
                 if target.exists():  # a damaged checkpoint, which `restore` skipped
                     shutil.rmtree(target)
-        except Exception as error:  # orbax passes on exceptions of many types
+        except Exception as error:  # orbax raises exceptions of many types
             discard_late(target)
             remedy = "; --resume continues from the previous one" if self._resumed else ""
             raise JaxpflError(
@@ -162,7 +162,7 @@ class Checkpoints:
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
             tree = self._orbax.restore(place / _STATE, args=wanted)
-        except Exception as error:  # orbax passes on exceptions of many types
+        except Exception as error:  # orbax raises exceptions of many types
             raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
         state = jax.tree.map(_typed, tree["state"], like)
         if (found := int(np.ravel(state.round)[0])) != round:

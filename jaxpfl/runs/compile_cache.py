@@ -24,7 +24,7 @@ LIMIT_BYTES = 2 * 2**30
 TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)'"
 """Beginning of JAX's warning about an entry that cannot be read or written. JAX then compiles the program as usual."""
 
-# A run has dozens of programs that compile faster than this, and loading them would take as long as compiling them.
+# A run has dozens of programs that compile faster than this; loading them from disk would take just as long.
 _MIN_COMPILE_SECONDS = 0.2
 
 
@@ -110,7 +110,7 @@ def trim(root: Path, limit: int) -> None:
             status = path.stat()
         except OSError:  # another process is trimming too
             continue
-        # File systems may update the access time only once a day, or never; then the oldest files are deleted first.
+        # File systems may update access times only daily or never. The time of writing then decides.
         entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     held = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):

@@ -397,7 +397,7 @@ def read(path: str | Path) -> ConfigFile:
     values = read_file(path)
     hyper: dict[str, Any] = {}
     checksum = None
-    if {"config", "methods"} <= values.keys():  # from a run folder, where the config is one of several entries
+    if {"config", "methods"} <= values.keys():  # a run folder's config.json, where the config is one entry
         for name in values:
             if name not in _OF_A_RUN:
                 raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)

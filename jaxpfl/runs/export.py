@@ -188,7 +188,7 @@ def export(
             raise no_client(client_id, known)
 
     with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)  # before `partial`, which checks that the parent is unchanged
+        output.parent.mkdir(parents=True, exist_ok=True)  # first, as `partial` checks that the parent does not change
     with writing(output), partial(output) as place:
         place.mkdir()
         entries = {}

@@ -176,7 +176,7 @@ def _checked(record: Record) -> Record:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{text!r} is not text")
-        text.encode()  # raises ValueError for half of a surrogate pair, which could not be stored again
+        text.encode()  # raises ValueError for a lone surrogate, which could not be written to a file
     for value in record.settings.values():
         if not isinstance(value, bool | int | float | str):
             raise TypeError(f"{value!r} is not a setting")

@@ -57,7 +57,7 @@ _FIXED = {
     "noise": "an older version drew its noise differently",
     "orders": "another version drew the examples in a different order",
 }
-"""Entries of ``config.json`` that must not differ when a run is resumed -> what has changed if one differs."""
+"""Entries of ``config.json`` that must stay the same when a run is resumed -> message if one has changed."""
 
 
 def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:
@@ -150,12 +150,12 @@ def run_methods(
     rounds = experiment.config.rounds
     done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
-    # Several processes must compile in the same order, and a trace must show only one method: then nothing is compiled
-    # ahead.
+    # Nothing is compiled ahead if there are several processes, which must compile in the same order, or if the run is
+    # traced, because a method's trace must not show the compilation of other methods.
     left = tuple(name for name in experiment.methods if name not in kept)
     several = processes.several()
     ahead = Ahead(experiment, () if several or traced else left, left[-1] if several and left else None)
-    if several:  # the examples are on the devices, so that each process can free its copy in host memory
+    if several:  # `ahead` moves the examples to the devices; another reference would keep them in host memory
         experiment = experiment.described()
     try:
         with Interrupt() as interrupt, ahead, CompileClock() as clock:

@@ -1,4 +1,4 @@
-"""Folders of results: a lock that lets in one process at a time, and the removal of earlier results."""
+"""Folders of results: locking for one process at a time, and removal of earlier results."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ SHARED = (SUMMARY, "plots", "report.html")
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}
-"""Suffixes of the files that are written into a subfolder; a file with another suffix is the user's."""
+"""Suffixes of the files that jaxpfl writes into each subfolder. A file with another suffix belongs to the user."""
 
 
 def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:

@@ -227,8 +227,8 @@ def best_on_validation(
 ) -> dict[str, Any] | None:
     """Return the test score at the evaluation with the best validation score, chosen separately for each seed.
 
-    The first of equal validation scores is chosen. The result is None if some seed has no validation score, such as the
-    AUC if every client has a single class.
+    The first of equal validation scores is chosen. The result is None if some seed has no validation score, for example
+    if the metric is the AUC and every client has only one class.
 
     Args:
       rounds: rounds of the E evaluations.

@@ -187,7 +187,7 @@ def prepare(
     filled = {name: getattr(config, name) for name in ("task", "model", "cohort")}
     classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
     specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
-    drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
+    drawn = cohorts_of(specs[0], federation.num_clients)  # again, as loading may have dropped clients
     check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
     resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses unusable devices
@@ -382,7 +382,7 @@ def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection |
     """
     if run.mechanism is None:
         return None
-    released, asked = run.released(1), run.spec.privacy  # one for all seeds
+    released, asked = run.released(1), run.spec.privacy  # all seeds have the same privacy plan
     assert released is not None
     plan = released[0]
     if plan is None:

@@ -1,4 +1,4 @@
-"""Reading of stored runs: rebuild the experiment of a run folder, and restore a method's last state."""
+"""Functions that rebuild the experiment of a stored run, and restore the last state of its methods."""
 
 from __future__ import annotations
 

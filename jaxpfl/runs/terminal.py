@@ -277,9 +277,9 @@ def _metric(entry: dict[str, Any] | None, median: bool) -> str:
 
 
 def _unseen(summary: dict[str, Any]) -> Any:
-    """Return the table of unseen clients' scores on arrival and after adaptation.
+    """Return the table of unseen clients' scores before and after adaptation.
 
-    Adaptation takes ``adapt_rounds`` rounds, or as many rounds as a trained client took part in.
+    Adaptation takes either ``adapt_rounds`` rounds, or as many rounds as a trained client took part in.
     """
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
     headline = stored_headline(summary)

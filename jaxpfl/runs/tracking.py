@@ -23,7 +23,7 @@ class Tracker(Protocol):
     """Receiver of a run's records, for one method at a time, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
-        """Start a method, or continue it after ``done`` rounds; earlier records of later rounds are invalid."""
+        """Start a method, or continue it after ``done`` rounds; any records of later rounds become invalid."""
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:

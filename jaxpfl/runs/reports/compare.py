@@ -34,7 +34,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       A dict with the entries:
 
       - ``folders``: paths of the two runs;
-      - ``metric``: name of the metric of the scores;
+      - ``metric``: name of the scores' metric;
       - ``settings``: settings that differ, each with its ``name`` and its values ``first`` and ``second``;
       - ``unpaired``: reasons why the runs are not paired;
       - ``methods``: for each method of both runs, the mean scores ``first`` and ``second``, their ``difference``, the

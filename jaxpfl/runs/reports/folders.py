@@ -46,7 +46,7 @@ class Folder(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the kind of a result folder, as its files show; None if it is not a result folder."""
+    """Return the kind of a result folder, which its files determine; None if it is not a result folder."""
     if (path / "config.json").is_file() and not _is_foreign(path / "config.json"):
         return RUN
     if (path / sweeps.FILE).is_file():

@@ -58,7 +58,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>{body}</main>\n'
         f"<script>{(own / 'page.js').read_text()}</script></body></html>\n"
     )
-    return made.encode(errors="replace").decode()  # replaces halves of surrogate pairs, which UTF-8 cannot encode
+    return made.encode(errors="replace").decode()  # replaces lone surrogates, which UTF-8 cannot encode
 
 
 def text(value: object) -> str:
@@ -154,7 +154,7 @@ def picture(path: Path, label: str) -> str:
 
     Args:
       path: path of the file.
-      label: alternative text.
+      label: alternative text of the picture.
     """
     try:
         content = base64.b64encode(contents(path)).decode()

@@ -263,7 +263,7 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
-    """Return the number of rounds for which a method takes the budget of rounds x local_steps gradients per client.
+    """Return the number of rounds in which a method uses a budget of rounds x local_steps gradients per client.
 
     The number is rounded down, and at least one. A client's mean number of gradients then differs from the budget by
     less than the gradients of one round, whatever the participation. If clients also train in rounds outside the cohort
@@ -288,7 +288,7 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
     """Return the expected number of gradients that a client takes per participation.
 
-    The number includes gradients in the rounds outside the cohort between two participations.
+    This includes the gradients that the client takes outside the cohort between two participations.
 
     Args:
       config, method, among, share: as in `rounds_of`.
@@ -318,11 +318,14 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
 
 @functools.lru_cache(maxsize=256)
 def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
-    """Return the gradients of a client in a round in the cohort and in a round outside the cohort, and the maximum
-    number of consecutive rounds outside the cohort in which it trains.
+    """Count the gradients that a client takes in a round.
 
-    These do not depend on the data, so a small task is built to find them. It has many clients, because some options
-    must not exceed the number of clients.
+    The counts do not depend on the data, so a small task is built to find them. It has many clients, because some
+    options must not exceed the number of clients.
+
+    Returns:
+      The number of gradients in a round in the cohort, the number in a round outside the cohort, and the maximum number
+      of consecutive rounds outside the cohort in which a client trains.
     """
     shape, clients = (4,), 1000
     task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)

@@ -168,7 +168,7 @@ def _missing_of_method(definition: Definition, method: str, found: Mapping[str, 
 
 
 def is_left(record: Record | None, rounds: int) -> bool:
-    """Return whether a run has yet to start, or to continue until ``rounds`` rounds. Failed runs do not continue."""
+    """Return whether a run must still be started, or continued to ``rounds`` rounds. Failed runs are not continued."""
     return record is None or (record.status != FAILED and record.rounds < rounds)
 
 

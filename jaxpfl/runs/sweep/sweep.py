@@ -222,7 +222,7 @@ class Sweep:
 
 
 def _is_name(value: Value) -> bool:
-    """Return whether a value is a name, which may be unknown; a cohort such as ``0.1m`` is not a name."""
+    """Return whether a value of an axis is a name, such as a model's; a cohort such as ``0.1m`` is not a name."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
 
 
