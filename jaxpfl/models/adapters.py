@@ -4,8 +4,8 @@ The adapted model uses a frozen kernel W, as a matrix [p, q], in the form
 
 .. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
 
-and trains only A and B. B starts at zero, so training starts from the given model. The adapted model is a `Model` whose
-parameters are A and B, so these are what a federated method sends, averages, personalises or regularises.
+and trains only A and B. B starts at zero, so training starts from the given model. The parameters of the adapted
+`Model` are A and B, so a federated method sends, averages, personalises or regularises only A and B.
 
 Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
 """
@@ -36,7 +36,7 @@ def lora(
     trained: str = "",
     personal: str = "",
 ) -> Model:
-    """Add low-rank adapters to a model, and return the model of the adapters.
+    """Add low-rank adapters to a model; return a model whose parameters are the adapters.
 
     Its parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and ``trained/PATH`` for
     each parameter that is trained in full from its given value, such as a classifier. Patterns are comma-separated
@@ -53,16 +53,16 @@ def lora(
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
       base: parameters of the model, which are frozen.
-      rank: r, at least 1.
-      alpha: scale of the adapters; by default r, which gives a factor of 1.
-      at: patterns of parameters to adapt; parameters with fewer than two axes are left out. If a parameter has more
-        than two axes, they are divided into rows and columns such that A and B are smallest.
+      rank: rank r of A and B, at least 1.
+      alpha: scale alpha of the adapters; by default r, for which the factor alpha / r is 1.
+      at: patterns of parameters to adapt; parameters with fewer than two axes are not adapted. If a parameter has more
+        than two axes, the axes are divided into rows and columns such that A and B are smallest.
       trained: patterns of parameters that are trained in full instead of adapted.
       personal: patterns of the adapted model's parameters that form its head (`Model.head`), for methods with a
         personal part; none by default.
 
     Raises:
-      JaxpflError: if the rank is below 1, the model has running statistics, or a pattern matches nothing.
+      JaxpflError: if the rank is below 1, if the model has running statistics, or if a pattern matches no parameter.
     """
     model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
     if model.statistics is not None and jax.tree.leaves(model.statistics.select(base)):
@@ -115,6 +115,6 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a kernel as a matrix, with the smallest sum."""
+    """Return the numbers of rows and columns, with the smallest sum, for a kernel as a matrix."""
     ways = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(ways, key=sum)

@@ -1,7 +1,7 @@
 """Models as pairs of pure functions, and tasks, which add a loss and metrics to a model.
 
-Both are static: they contain functions and shapes, so compiled programs close over them instead of taking them as
-arguments of ``jax.jit``.
+Models and tasks are static: they contain functions and shapes, so compiled programs close over them. They are not
+arguments of a function under ``jax.jit``.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Statistics(NamedTuple):
 
     Attributes:
       selects: predicate that is true for the paths of running statistics.
-      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``, the forward pass of training on
-        a batch. It also returns the parameters with statistics updated from the batch's valid examples.
+      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``, the forward pass in training
+        mode for a batch. The returned parameters have statistics that are updated from the batch's valid examples.
     """
 
     selects: PathPredicate
@@ -78,16 +78,17 @@ class Model(NamedTuple):
     """A classifier (or regressor) as two pure functions; ``fit`` takes any ``Model(init, apply)``.
 
     Attributes:
-      init: ``(key, x) -> params``; only the shape and dtype of x [N, *input_shape] matter.
+      init: ``(key, x) -> params``, which uses only the shape and dtype of x [N, *input_shape].
       apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` is for dropout.
-        `as_model` completes a function without the last two arguments.
+        `as_model` adds the last two arguments to a function without them.
       head: predicate that is true for the paths of the personal head's parameters (FedPer, FedRep); None if the model
         defines no head.
       norm: predicate that is true for the paths of normalisation layers' scales and biases (FedBN); None if the model
-        defines none.
+        defines no such layers.
       vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
       statistics: running statistics (of batch normalisation) among the parameters, if any; None if the model cannot
-        have any. `apply` uses them, and raises an error if ``train``.
+        have running statistics. For a model with running statistics, `apply` uses them, and raises an error if
+        ``train``.
     """
 
     init: InitFn
@@ -105,12 +106,12 @@ class Model(NamedTuple):
 
 
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
-    """Wrap a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
+    """Wrap a flax.linen module; ``params`` is the module's "params" collection.
 
     `train` is passed to the module's ``__call__`` if it takes `train`. The key of `apply` becomes the "dropout" stream.
     The running statistics of ``flax.linen.BatchNorm`` become the entry "batch_stats" of ``params``
-    (`Model.statistics`). The head includes the statistics of its own layers. `Model.init` raises an error for any other
-    collection.
+    (`Model.statistics`). The head includes the running statistics of the head's layers. `Model.init` raises an error if
+    the module has any other collection.
     """
     init, apply, observe = modules.linen_functions(module)
 
@@ -127,17 +128,18 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
 def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap a ``flax.nnx.Module``, or a function that makes one from ``nnx.Rngs``.
 
-    A function draws new parameters for each seed. An instance already has parameters, and every run starts from them,
-    whatever its seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute. In training, the
-    module is in the mode that ``module.train()`` sets; `train` is also passed to ``__call__`` if it takes `train`. All
-    random streams derive from the key of `apply`.
+    A function draws new parameters for each seed. An instance already has parameters, and every run starts from these
+    parameters, for any seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute. In
+    training, the module is in the mode that ``module.train()`` sets; `train` is also passed to ``__call__`` if this
+    method has an argument `train`. All random streams derive from the key of `apply`.
 
     Example::
 
         jaxpfl.fit("fedavg", federation, model=jaxpfl.from_nnx(lambda rngs: LeNet(10, rngs=rngs)))
 
     Raises:
-      JaxpflError: for other variables, such as the running statistics of BatchNorm, and if no module is given or made.
+      JaxpflError: if the module has other variables, such as the running statistics of BatchNorm, or if no module is
+        given or made.
     """
     return Model(*modules.nnx_functions(module), head, norm)
 
@@ -150,7 +152,7 @@ def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredi
     example in the layout of the data (images are [H, W, C]), and with a `key` if it takes one.
 
     Raises:
-      JaxpflError: for a module with state (BatchNorm), if no module is given or made, and if equinox is missing.
+      JaxpflError: if the module has state (BatchNorm), if no module is given or made, or if equinox is not installed.
     """
     return Model(*modules.equinox_functions(module), head, norm)
 
@@ -159,7 +161,8 @@ def module_adapter(value: Any) -> Callable[[Any], Model] | None:
     """Return the function that converts an instance of a library's module to a `Model`, or None for other values."""
     if isinstance(value, nn.Module):
         return from_linen
-    # If a library has not been imported, the value cannot be its instance, and the library need not be imported.
+    # If a library has not been imported, the value cannot be an instance of its classes, so there is no need to import
+    # it.
     for library, adapter in (("flax.nnx", from_nnx), ("equinox", from_equinox)):
         module = getattr(sys.modules.get(library), "Module", None)
         if module is not None and isinstance(value, module):
@@ -202,23 +205,24 @@ CLASSIFICATION, NEXT_TOKEN = "classification", "next-token"
 
 
 class Task(NamedTuple):
-    """A model with its loss and metrics, which are per example so that the caller can apply masks and weights.
+    """A model with a loss and metrics, which return a value per example so that callers can mask and weight them.
 
     Attributes:
       model: model whose predictions are scored.
       input_shape: shape of one example's input.
       num_classes: number of classes K, or number of values that the model returns per example.
       loss: predictions [N, K] (logits or values), labels [N] (or [N, d]) -> [N].
-      metrics: name -> a function like the loss, or a metric of all of a client's examples, made by `per_client`.
-      input_dtype: dtype of the inputs, if not the default float (for tokens, say).
+      metrics: name -> function like the loss, or metric of all examples of a client, made by `per_client`.
+      input_dtype: dtype of the inputs, if not the default float (as for tokens).
       kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
       headline: name of the metric for reports, comparisons with local training, and selections.
       lower: whether lower values of the headline metric are better.
       divergence: distance between predictions, for distillation: teacher, student [N, K] -> [N]. If None, a
         classification uses the divergence of class probabilities, and other tasks do not support methods that distil.
-      mixture: prediction of a mixture of models, for FedEM; None has the same meaning as for ``divergence``.
-      counted: labels [N, T] -> [N, T] bool, the positions with a label, if the model predicts at each position; None if
-        an example has one prediction.
+      mixture: function that predicts by a mixture of models, for FedEM. If None, a classification uses the mixture of
+        class probabilities, and other tasks do not support such methods.
+      counted: labels [N, T] -> mask of the positions with a label, [N, T] bool, if the model predicts at each position;
+        None if the model makes one prediction per example.
     """
 
     model: Model
@@ -260,7 +264,7 @@ def _shapes(init: InitFn, shape: tuple[int, ...], dtype: Any, wide: bool) -> PyT
 
 
 def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None) -> Task:
-    """Return the task of softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
+    """Return the task of softmax classification, with the cross-entropy loss, and metrics "accuracy" and "loss".
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
@@ -279,7 +283,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
 
 
 def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
-    """Return the task of predicting real labels; metrics "rmse" (the headline), "mae", "r2" and "loss".
+    """Return the task of predicting real labels, with metrics "rmse" (the headline), "mae", "r2" and "loss".
 
     Args:
       task: task whose model returns one value per label of an example.
@@ -311,7 +315,7 @@ def binary_task(task: Task) -> Task:
 
 
 def ranking_task(task: Task) -> Task:
-    """Return the task of ranking labels 1 before labels 0 by one logit; metrics "auc" (the headline) and "loss".
+    """Return the task of ranking labels 1 before labels 0 by one logit, with metrics "auc" (headline) and "loss".
 
     The loss is the logistic loss of `binary_task`. Its minimiser, the log-odds of label 1, has the largest AUC. Unlike
     a loss over pairs, it is a mean over examples, so it is defined even if a client or mini-batch has only one class.
@@ -360,7 +364,7 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` if the tree is one array.
+    """Return the leaves of a tree by path, such as ``dense0/kernel``; the path of a single array is ``parameters``.
 
     A dictionary by path is returned unchanged, so that a tree and its stored form can be compared.
     """
@@ -376,8 +380,8 @@ def start_from(task: Task, parameters: PyTree) -> Task:
       parameters: a tree like the parameters of the task's model, or a dictionary of arrays by path.
 
     Raises:
-      JaxpflError: if a parameter is missing, unknown, not finite, or has another shape; the message names the first
-        one.
+      JaxpflError: if a parameter is missing, unknown or not finite, or has a different shape; the message names the
+        first such parameter.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     wanted, given = leaves_by_path(shapes), leaves_by_path(parameters)
@@ -403,8 +407,8 @@ def start_from(task: Task, parameters: PyTree) -> Task:
 class Half:
     """`Model.apply` in bfloat16: parameters and inputs are rounded to bfloat16, and logits are converted back.
 
-    Gradients pass through the rounding unchanged and have the parameters' dtype. Steps, sums, clipping and noise are
-    computed in that dtype.
+    Gradients pass through the rounding unchanged, and have the parameters' dtype. Optimizer steps, sums, clipping and
+    noise are computed in this dtype.
 
     Attributes:
       plain: original function, with all four arguments.
@@ -419,7 +423,7 @@ class Half:
 
 
 def in_bfloat16(task: Task) -> Task:
-    """Return the task with its model in `Half` precision; loss and metrics get logits in the parameters' dtype.
+    """Return the task with the model in `Half` precision; loss and metrics get logits in the parameters' dtype.
 
     Raises:
       JaxpflError: if the model has running statistics, whose small updates would be rounded away.

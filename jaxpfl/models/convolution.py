@@ -1,10 +1,10 @@
 """Per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
 
-When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs it slowly, and its
-backward pass even more slowly. This module computes a convolution as one matrix product of the kernel with the input's
-patches. With a client axis, the product becomes a batched ``dot_general``. With the batch as the minor dimension, every
-row of patches is contiguous in memory. Patches are therefore collected by copying, first shifts along W, then shifts of
-whole rows along H.
+When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs grouped
+convolutions slowly, and their backward passes even more slowly. This module computes a convolution as one matrix
+product of the kernel with the input's patches. With a client axis, the product becomes a batched ``dot_general``. With
+the batch as the minor dimension, every row of patches is contiguous in memory. Patches are therefore collected by
+copying, first shifts along W, then shifts of whole rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
 """
@@ -25,8 +25,8 @@ from jaxpfl.core.types import Array
 def project(kernel: Array, x: Array) -> Array:
     """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.
 
-    The custom gradients equal the automatic ones, but fix the form of the products: ``x g^T`` of shape [P, O] (not its
-    transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is long and O small.
+    The custom gradients are equal to the automatic gradients, but determine the form of the products: ``x g^T`` of
+    shape [P, O] (instead of the transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is large and O small.
     """
     return _project(kernel, x)
 
@@ -78,8 +78,8 @@ def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
 def max_pool(x: Array) -> Array:
     """2x2 max-pool with stride 2: [C, H, W, N] -> [C, H//2, W//2, N]; an odd last row or column is dropped.
 
-    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties do occur
-    (blank borders have equal values), and ``jnp.maximum`` alone would split the gradient between them.
+    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties are
+    common (blank borders have equal values), and ``jnp.maximum`` would split the gradient between tied entries.
     """
     h, w = x.shape[1] // 2, x.shape[2] // 2
     return _max_of_four(jnp.stack([x[:, p : 2 * h : 2, q : 2 * w : 2] for p in (0, 1) for q in (0, 1)]))
@@ -92,7 +92,7 @@ def _max_of_four(z: Array) -> Array:
 
 
 def _max_and_first(z: Array) -> tuple[Array, Array]:
-    """Return the maximum over axis 0 of [4, ...], and the index of the first one (int8, to save memory)."""
+    """Return the maximum over axis 0 of [4, ...], and the index of the first maximum (int8, to save memory)."""
     top, bottom = jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3])
     in_top, in_bottom = (z[1] > z[0]).astype(jnp.int8), (z[3] > z[2]).astype(jnp.int8)
     return jnp.maximum(top, bottom), jnp.where(bottom > top, 2 + in_bottom, in_top)
@@ -116,18 +116,18 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
     [C, H, W, N], [k, k, C, O], [O] -> [O, (H-k+1)//2, (W-k+1)//2, N].
 
-    The result equals pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and applying relu are
-    monotone, so they commute with the maximum. The gradients are equal too, in exact arithmetic. Where the result is
-    positive, both orders have the same first maximum: a common bias keeps order and ties, and relu changes only values
-    that are not positive. Where the result is zero, both orders have zero gradient (``jax.nn.relu`` has slope 0 at 0).
-    In floating point, adding the bias may round two different values to the same one, and the first maximum can then
-    differ.
+    The result is equal to ``max_pool(relu(conv(x, kernel) + bias))``, in which pooling is last: adding a bias and
+    applying relu are monotone, so both operations commute with the maximum. The gradients are also equal, in exact
+    arithmetic. Where the result is positive, both orders have the same first maximum: a common bias keeps order and
+    ties, and relu changes only values that are not positive. Where the result is zero, both orders have zero gradient
+    (``jax.nn.relu`` has slope 0 at 0). In floating point, adding the bias may round two different values to the same
+    one, and the first maximum can then differ.
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
     patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,
     padded with zeros. For k = 5 this takes 1.44 times the multiplications on 0.36 times the patches, in products with a
-    better shape, and pooling reads four contiguous blocks. Measured on a CPU, it is a fifth to a third faster than
-    pooling the plain convolution at 1 to 6 channels, and no slower at 64.
+    better shape, and pooling reads four contiguous blocks. On a CPU, this form was measured to be a fifth to a third
+    faster than pooling the plain convolution for 1 to 6 channels, and not slower for 64.
     """
     return _max_bias_relu(_windows(x, kernel), bias)
 
@@ -147,7 +147,7 @@ def _windows(x: Array, kernel: Array) -> Array:
 
 @jax.custom_vjp
 def _max_bias_relu(z: Array, bias: Array) -> Array:
-    """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; gradient to the first maximum.
+    """``relu(z.max(axis=0) + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; the gradient goes to the first maximum.
 
     The residual of the backward pass is one int8 per output: the maximum's index, or 4 where relu is flat.
     """
@@ -159,7 +159,7 @@ def _max_bias_relu_fwd(z: Array, bias: Array) -> tuple[Array, Array]:
     # patches and divide for each element to find its position (measured: 10 % of a step).
     largest, first = _max_and_first(z)
     shifted = largest + bias[:, None, None, None]
-    # `<= 0` is false for NaN, which must reach the gradient: a diverged client would otherwise look merely stuck.
+    # `<= 0` is false for NaN, which must reach the gradient; otherwise a diverged client would not be detected.
     return jax.nn.relu(shifted), jnp.where(shifted <= 0, jnp.int8(4), first)
 
 
@@ -190,8 +190,9 @@ def _plane_sizes(size: int, k: int) -> tuple[int, int]:
 def _window_patches(x: Array, k: int) -> Array:
     """Patches of (k+1) x (k+1) with stride 2: [C, H, W, N] -> [(k+1)^2 C, h w N], rows ordered (i, j, c).
 
-    Even and odd rows and columns are separated first, so that each shift is a contiguous slice of one plane. The
-    backward pass adds whole slices and interleaves once; with strided slices, it would interleave every slice.
+    Even and odd rows and columns are first separated into planes, so that each shift is a contiguous slice of one
+    plane. The backward pass adds whole slices, and interleaves the planes once; strided slices would need interleaving
+    for every slice.
     """
     return _gather_windows(x, k)
 
@@ -228,7 +229,7 @@ _window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
 
 
 def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
-    """Shift slice t by t // 2 along `axis` within `size` entries, and add it to plane t % 2: -> [2, ...]."""
+    """Shift slice t by t // 2 along `axis` within `size` entries, and add it to plane t % 2; return both planes."""
 
     def place(t: int) -> Array:
         widths = [(0, 0)] * slices[t].ndim

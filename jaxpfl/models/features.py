@@ -1,7 +1,7 @@
 """Features of a model (the inputs of its head), found in the traced program ``Model.apply``.
 
-The program is cut where the parameters of the head (`Model.head`) first meet the data. Any model that names its head
-therefore has features, whichever library made it, and in whatever precision or form it is computed.
+The program is cut where the parameters of the head (`Model.head`) are first combined with the data. Every model that
+defines a head therefore has features, for any library that made the model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Halves(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A model's program as a flat list of operations, and the variable that holds its features."""
+    """A model's program as a flat list of operations, and the program's variable with the features."""
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -56,15 +56,15 @@ def halves(method: str, task: Task) -> Halves:
       task: task whose model names its head.
 
     Raises:
-      JaxpflError: if the task has a prediction at each position, if the model has no head or no body, or if the head
-        reads anything but one array of the body with one row per example.
+      JaxpflError: if the task has a prediction at each position, if the model has no head or no body, or if the head's
+        input is not a single array from the body with one row per example.
     """
     if task.counted is not None:
         raise JaxpflError(
             f"{method} compares features of examples: the task {task.kind!r} has some at each position of an example"
         )
     params = jax.eval_shape(task.init, jax.random.key(0))
-    # Trace with two batch sizes: the axis of the examples is the one whose length follows the batch size.
+    # Trace with two batch sizes, to find the axis of the examples: its length depends on the batch size.
     few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
@@ -76,7 +76,7 @@ def halves(method: str, task: Task) -> Halves:
         cut = _cut(method, task, params, x, key, train)
         found = _between(cut, cut.jaxpr.invars, cut.at, jax.tree.leaves((params, x, key)))
         rows = jnp.moveaxis(found, axis, 0).reshape(found.shape[axis], -1)
-        return rows.astype(jnp.result_type(rows, *jax.tree.leaves(params)))  # widens a model in half precision
+        return rows.astype(jnp.result_type(rows, *jax.tree.leaves(params)))  # undoes half precision
 
     def head(params: PyTree, rows: Array) -> Array:
         cut = _cut(method, task, params, _inputs(task, len(rows)), None, False)
@@ -92,7 +92,7 @@ def _inputs(task: Task, n: int) -> jax.ShapeDtypeStruct:
 
 
 def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> _Cut:
-    """Trace the program for a batch, and find where its head begins."""
+    """Trace the program for a batch, and find where the head begins."""
     is_head = task.model.head
     if is_head is None:
         raise JaxpflError(f"{method} needs a model that names its head (Model.head): this one names none")

@@ -1,7 +1,7 @@
 """Networks for images and flat inputs: softmax regression, perceptrons, LeNets and ResNets.
 
 Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the minor dimension, as in `convolution`.
-The residual networks are those of He et al. 2016, "Deep Residual Learning for Image Recognition", but with group
+The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition". They have group
 normalisation (two groups) instead of batch normalisation, unless ``batch`` is set.
 """
 
@@ -57,7 +57,7 @@ class Linear(nn.Module):
 
 
 def linear(num_classes: int) -> Model:
-    """Build softmax regression on flattened inputs. Its head is the whole model."""
+    """Build softmax regression on flattened inputs; the head is the whole model."""
     return from_linen(Linear(num_classes), is_head)
 
 
@@ -90,7 +90,7 @@ def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer"
 
 
 class CNN(nn.Module):
-    """Convolution, relu and max-pool for each of `filters`, then dense layers with relu: logits [N, num_classes].
+    """Convolution, relu and max-pool for each of `filters`, and dense layers with relu: logits [N, num_classes].
 
     Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension. The features of the
     dense part are in the order (C, H, W), as PyTorch flattens.
@@ -121,7 +121,7 @@ class CNN(nn.Module):
 
 
 SMALLEST_FOR_CNN = 16
-"""Side of the smallest images: two 5 x 5 convolutions and two pools reduce them to a single pixel."""
+"""Side of the smallest allowed images, which two 5 x 5 convolutions and two pools reduce to a single pixel."""
 
 
 def cnn(
@@ -197,7 +197,7 @@ RESNET18_WIDTHS = (64, 128, 256, 512)
 
 
 def smallest_for_resnet(widths: tuple[int, ...]) -> int:
-    """Return the side of the smallest images, which are a single pixel in the last stage."""
+    """Return the side of the smallest allowed images, which the last stage reduces to a single pixel."""
     return 2 ** (len(widths) - 1)
 
 
@@ -215,6 +215,6 @@ def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
 def resnet18(num_classes: int) -> Model:
     """Build ResNet-18 for small images: as usual for CIFAR, the first convolution is 3 x 3, without stride or pooling.
 
-    It has 11,173,962 parameters for three channels and ten classes.
+    The network has 11,173,962 parameters for three channels and ten classes.
     """
     return from_linen(ResNet(num_classes, RESNET18_WIDTHS, 2), is_head, is_norm)

@@ -1,4 +1,4 @@
-"""Layers as flax.linen modules, with the initialisation of the papers' prototypes, and normalisations.
+"""Layers and normalisations as flax.linen modules, with the initialisation of the papers' code.
 
 Kernels and biases are initialised uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
 converted to the parameters' dtype, so float64 parameters compute in float64.
@@ -25,7 +25,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
-    """Return the initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float.
+    """Return the initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in).
 
     The numbers are always drawn in float32, so that float64 runs start from the same models.
     """
@@ -44,8 +44,9 @@ _NARROW = 4  # largest number of outputs computed by single columns (measured on
 def dense(x: Array, kernel: Array) -> Array:
     """Product ``x kernel``: [N, F], [F, K] -> [N, K].
 
-    With few outputs (softmax regression on two classes), the client axis gives batched products that are too small for
-    XLA's CPU kernels. Separate products for each column become vector loops, which are four times as fast.
+    With few outputs (as in softmax regression on two classes), ``vmap`` over clients gives batched products that are
+    too small for XLA's CPU kernels. Separate products for each column are compiled to vector loops, which are four
+    times as fast.
     """
     return _column_products(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
 
@@ -104,8 +105,8 @@ def _dense_parameters(module: nn.Module, inputs: int, features: int) -> tuple[Ar
 class Conv(nn.Module):
     """Convolution: [C, H, W, N] -> [features, h, w, N], with h and w as in `convolution.conv`.
 
-    The parameters are those of ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features]. The bias can
-    be left out if a normalisation with its own bias follows.
+    The parameters are the same as in ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features]. The
+    bias can be left out if a normalisation with its own bias follows.
     """
 
     features: int
@@ -124,7 +125,7 @@ class Conv(nn.Module):
 class ConvPool(nn.Module):
     """Convolution, 2x2 max-pool and relu: [C, H, W, N] -> [features, (H-size+1)//2, (W-size+1)//2, N].
 
-    It has the parameters of `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
+    The parameters are the same as in `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
     """
 
     features: int
@@ -153,23 +154,23 @@ def check_widths(hidden: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_head(path: tuple[str, ...]) -> bool:
-    """Return True for the parameters of the layer named "head", the last layer of every model here."""
+    """Return True for the parameters of the layer named "head", the last layer of every built-in model."""
     return path[0] == "head"
 
 
 EPSILON = 1e-5
-"""Added to a variance, as in PyTorch."""
+"""Constant added to a variance before division, as in PyTorch."""
 
 
 def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
     """Group normalisation (Wu and He 2018) of features-first activations: [C, ..., N], [C], [C] -> [C, ..., N].
 
-    Each example's channels form ``groups`` runs of C / groups consecutive channels. Each run is shifted and scaled to
-    mean 0 and variance 1 over its channels and all positions. Then each channel is multiplied by ``scale`` and shifted
-    by ``bias``.
+    Each example's channels are divided into ``groups`` groups of C / groups consecutive channels. Each group is shifted
+    and scaled to mean 0 and variance 1 over its channels and all positions. Then each channel is multiplied by
+    ``scale``, and ``bias`` is added.
     """
     z = x.reshape(groups, -1, x.shape[-1])
-    # The variance is computed from centred values: a difference of two moments would cancel if the mean is large.
+    # The variance is computed from centred values: a difference of two moments would lose digits if the mean is large.
     z = z - z.mean(axis=1, keepdims=True)
     z = z * lax.rsqrt(jnp.square(z).mean(axis=1, keepdims=True) + EPSILON)
     per_channel = (-1,) + (1,) * (x.ndim - 1)
@@ -205,8 +206,8 @@ class BatchNorm(nn.Module):
     """Batch normalisation of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
 
     In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
-    examples. The running mean and variance, [F], start at 0 and 1, and move a tenth of the way to the batch's mean and
-    variance (the biased variance, as in flax). In evaluation, the running mean and variance are used instead.
+    examples. The running mean and variance, [F], start at 0 and 1, and move by a tenth of the difference towards the
+    batch's mean and variance (the biased variance, as in flax). Evaluation uses the running mean and variance instead.
     """
 
     momentum: float = 0.9
@@ -237,5 +238,5 @@ def _scale_and_bias(module: nn.Module, channels: int) -> tuple[Array, Array]:
 
 
 def is_norm(path: tuple[str, ...]) -> bool:
-    """Return True for parameters of layers named "norm...", the normalisation layers of the models here."""
+    """Return True for parameters of layers named "norm...", the normalisation layers of the built-in models."""
     return any(name.startswith("norm") for name in path)

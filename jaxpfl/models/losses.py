@@ -1,4 +1,4 @@
-"""Losses by name for tasks beyond classification, each with a divergence and a mixture of its predictions.
+"""Losses by name for tasks beyond classification, with divergences and mixtures of predictions.
 
 A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. The loss of several numbers is
 the sum of their losses. With residual r = prediction - y, the losses are
@@ -10,8 +10,8 @@ the sum of their losses. With residual r = prediction - y, the losses are
 - ``poisson``: exp(a) - y a, where the prediction a is the logarithm of the rate of counts y;
 - ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks of one or several labels.
 
-Distillation compares two predictions by a divergence. If predictions are values, it is the divergence of two Gaussians,
-|b - a|^2 / 2. Otherwise it is the Kullback-Leibler divergence of two Poisson or Bernoulli distributions.
+Distillation compares two predictions by a divergence. If predictions are values, the divergence is |b - a|^2 / 2, as
+for two Gaussians. Otherwise it is the Kullback-Leibler divergence of two Poisson or Bernoulli distributions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mixture = Callable[[Array, Array], Array]
 
 
 class Loss(NamedTuple):
-    """A loss of real predictions.
+    """A loss for predictions that are real numbers.
 
     Attributes:
       function: the loss function.
@@ -54,7 +54,8 @@ def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
     """Reshape predictions like the labels, and convert labels to the dtype of the predictions.
 
     Raises:
-      JaxpflError: if there is not one predicted value per label; arithmetic would silently broadcast.
+      JaxpflError: if there is not one predicted value per label. Without this check, arithmetic would broadcast
+        silently.
     """
     if predictions.size != y.size or predictions.shape[:1] != y.shape[:1]:
         raise JaxpflError(
@@ -71,7 +72,7 @@ def summed(values: Array) -> Array:
 
 def cross_entropy(logits: Array, y: Array) -> Array:
     """Cross-entropy ``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
-    # With labels as indices the gradient would be a scatter, which XLA compiles and runs slowly on a CPU.
+    # With integer labels as indices, the gradient would be a scatter, which XLA compiles and runs slowly on a CPU.
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
@@ -114,14 +115,14 @@ def class_divergence(teacher: Array, student: Array) -> Array:
     """Divergence ``KL(softmax(teacher) || softmax(student))`` of each row.
 
     The gradients for the logits are ``q - p`` (student) and ``p (log p - log q - KL)`` (teacher), with p =
-    softmax(teacher) and q = softmax(student); the rows of both sum to zero. They are written out, because automatic
-    differentiation of the formula compiles to three times as many kernels.
+    softmax(teacher) and q = softmax(student); the rows of both gradients sum to zero. The gradients are implemented
+    explicitly, because automatic differentiation of the formula compiles to three times as many kernels.
 
     Args:
       teacher, student: logits, [n, classes].
 
     Returns:
-      [n], non-negative up to rounding.
+      The divergences, [n], which are nonnegative up to rounding errors.
     """
     return _class_forward(teacher, student)[0]
 
@@ -157,10 +158,10 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
 
 
 def token_loss(logits: Array, y: Array) -> Array:
-    r"""Loss of next-token prediction, with labels of -1 at positions that have none: [n, T, V], [n, T] -> [n].
+    r"""Loss of next-token prediction, where -1 means no label: [n, T, V], [n, T] -> [n].
 
-    The logits of position t may depend only on the tokens up to t. Let :math:`\ell_{st}` be the cross-entropies, and
-    :math:`c_{st} = 1` where the label is not -1, else 0. The loss of sequence s is
+    The logits of position t may depend only on the tokens up to t. Let :math:`\ell_{st}` be the cross-entropy at
+    position t of sequence s, and :math:`c_{st} = 1` where the label is not -1, else 0. The loss of sequence s is
 
     .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
 
@@ -175,7 +176,7 @@ def token_loss(logits: Array, y: Array) -> Array:
 
 
 def token_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``KL(softmax(teacher) || softmax(student))`` summed over positions, over T: [n, T, V] twice -> [n]."""
+    """Divergence ``KL(softmax(teacher) || softmax(student))`` of logits [n, T, V], averaged over T positions: [n]."""
     rows = class_divergence(*(logits.reshape(-1, logits.shape[-1]) for logits in (teacher, student)))
     return rows.reshape(teacher.shape[:2]).sum(axis=1) / teacher.shape[1]
 
@@ -218,7 +219,7 @@ _MAKERS: Mapping[str, Callable[..., PerExample]] = {
     "quantile": _quantile,
     "poisson": lambda: lambda prediction, y: jnp.exp(prediction) - y * prediction,
 }
-"""Functions that make a loss per value from its arguments."""
+"""Factory functions of losses per value, which take the loss's arguments, such as delta."""
 LOSSES = tuple(_MAKERS)
 """Names of the losses for regression."""
 _MORE: Mapping[str, dict[str, Any]] = {

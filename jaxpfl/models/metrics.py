@@ -1,9 +1,9 @@
-"""Metrics beyond accuracy: per example, or of all of a client's predictions at once.
+"""Metrics of one example, and metrics of all of a client's predictions together.
 
 A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client's score is the mean over its examples.
 A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n] of
-the real examples (the others are zero). NaN means that the score is not defined, such as the AUC of one class; means
-over clients then leave the client out. Predictions that are not finite get the worst score.
+the real examples (the others are zero). NaN means that the score is not defined, as the AUC of a single class; means
+over clients omit such clients. Predictions that are not finite get the worst score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PerClient(NamedTuple):
 
     Attributes:
       function: the metric function.
-      root: True for the root of a mean over examples, such as the RMSE. The score of several clients is then the root
-        of the mean of their squared scores, weighted by examples.
+      root: whether the metric is the root of a mean over examples, as the RMSE is. The score of several clients is then
+        the root of the mean of their squared scores, weighted by numbers of examples.
     """
 
     function: OfClient
@@ -40,7 +40,7 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
 
     Args:
       function: the metric function.
-      root: True if the metric is the root of a mean over examples, so that scores of clients are averaged as squares.
+      root: whether the metric is the root of a mean over examples, so that averages over clients use squared scores.
 
     Example::
 
@@ -54,8 +54,9 @@ class Pooled(NamedTuple):
     """A client's metric that is a ratio of two sums over its examples, such as a mean over all tokens.
 
     Attributes:
-      total, number: ``(predictions, y) -> [n]``, functions whose sums over the client's examples are divided.
-      transform: function that converts the ratio to the score. The score is NaN if ``number`` sums to zero.
+      total, number: ``(predictions, y) -> [n]``: the ratio is the sum of ``total`` over the client's examples, divided
+        by the sum of ``number``.
+      transform: function that converts the ratio to the score. The score is NaN if the sum of ``number`` is zero.
     """
 
     total: PerExample
@@ -71,7 +72,7 @@ Metric = PerExample | PerClient | Pooled
 
 
 def correct(logits: Array, y: Array) -> Array:
-    """Return 1.0 if the label's logit is the largest, else 0.0: [N, K], [N] -> [N]. The mean is the accuracy.
+    """Return 1.0 if the label's logit is the largest, else 0.0: [N, K], [N] -> [N]; their mean is the accuracy.
 
     Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
     """
@@ -89,7 +90,7 @@ def _mean(values: Array, valid: Array) -> Array:
 
 
 def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
-    """Return the absolute error of the expected label, averaged over an example's labels."""
+    """Make the metric: absolute error of the expected label, averaged over an example's labels."""
 
     def metric(predictions: Array, y: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -99,7 +100,7 @@ def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
 
 
 def rmse(mean: Callable[[Array], Array]) -> PerClient:
-    """Return the root of the mean squared error of the expected label over a client's examples."""
+    """Make the metric: root of the mean squared error of the expected label over a client's examples."""
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -110,9 +111,10 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
 
 
 def r2(mean: Callable[[Array], Array]) -> PerClient:
-    """Return the coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
+    """Make the metric: coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
 
-    The sums run over all of an example's labels, each with its own mean. Constant labels give NaN.
+    f is the expected label. If examples have several labels, the sums include all labels, with a separate mean for
+    each. The score is NaN for constant labels.
     """
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
@@ -138,12 +140,12 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
     logits, y = aligned(predictions, y)
     logits, y = logits.reshape(-1), y.reshape(-1)
     positive, negative = valid & (y > 0.5), valid & (y <= 0.5)
-    # Among scores that are not finite, a positive ranks last and a negative first, which is the worst case.
+    # Scores that are not finite are replaced by the worst case: a positive example ranks last, and a negative first.
     scores = jnp.where(jnp.isfinite(logits), logits, jnp.where(positive, -jnp.inf, jnp.inf))
     others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts last
     count = negative.sum()
     below, upto = (jnp.minimum(jnp.searchsorted(others, scores, side=side), count) for side in ("left", "right"))
-    # Average each positive's share of negatives with lower scores: an integer count of pairs would overflow.
+    # Average, over positives, the share of negatives with lower scores; an integer count of pairs could overflow.
     share = (below + upto) / (2 * jnp.maximum(count, 1))
     number = positive.sum()
     mean = jnp.where(positive, share, 0).sum() / jnp.maximum(number, 1)
@@ -177,7 +179,7 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
     """Mean over classes of the AUC of each class against all others by its log-odds; [] from logits [n, K] and y [n].
 
-    A class that none or all of the client's examples have does not count; NaN if no class is left.
+    Classes that none or all of the client's examples have are omitted; the result is NaN if no class remains.
     """
     classes = jnp.arange(predictions.shape[-1])
 
@@ -190,7 +192,7 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """AUC averaged over the binary labels, []; labels with a single value are left out, and NaN if none remains."""
+    """AUC averaged over the binary labels, []; labels with a single value are omitted. NaN if no label remains."""
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
     return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))
@@ -278,7 +280,7 @@ NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
     **{name: {"regression": None} for name in ("rmse", "mae", "r2")},
     "perplexity": {_TOKENS: None},
 }
-"""Name -> task -> the metric; None if the task always has the metric."""
+"""Name -> task -> metric; None if the task has the metric by default."""
 _NEEDS = {
     "balanced_accuracy": "one class of each example",
     **dict.fromkeys(("rmse", "mae", "r2"), "labels that are numbers"),
@@ -287,10 +289,10 @@ _NEEDS = {
 
 
 def parse_metrics(metrics: Any) -> dict[str, Any]:
-    """Parse metrics from a setting: ``"auc,macro_f1"``, a sequence of names, or a mapping of names or functions.
+    """Parse metrics from a setting: ``"auc,macro_f1"``, a sequence of names, or a mapping to names or functions.
 
     Returns:
-      Name -> a registered name or a function.
+      Dictionary from each metric's name to a registered name or a function.
 
     Raises:
       JaxpflError: if a name is empty or not registered.

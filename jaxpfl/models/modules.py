@@ -1,9 +1,10 @@
 """Modules of flax.linen, flax.nnx and equinox as pure functions of their parameters, nested dictionaries by path.
 
-Only flax.linen modules can have running statistics of batch normalisation. They are the entry ``batch_stats`` of the
-parameters, with ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH, so every method that
-averages, sends or stores a model includes them. They have no gradient. In training, a batch is normalised by its own
-mean and variance, and the forward pass returns statistics that are moved towards these. Padded examples affect neither.
+Only flax.linen modules can have running statistics of batch normalisation. The statistics are part of the parameters:
+``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH. Every method that averages, sends or
+stores a model therefore includes the statistics. They have no gradient. In training, a batch is normalised by its own
+mean and variance, and the forward pass returns running statistics that are updated towards the batch's statistics.
+Padded examples have no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jaxpfl.models.layers import BatchNorm
 from jaxpfl.support.errors import JaxpflError, missing_extra, shown
 
 STATISTICS = "batch_stats"
-"""Name of flax's collection of running statistics, and of their entry in the parameters."""
+"""Name of flax's collection of running statistics, and of the statistics' entry in the parameters."""
 
 
 LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], Callable[..., tuple[Array, PyTree]]]
@@ -30,10 +31,10 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 
 
 def linen_functions(module: nn.Module) -> LinenFunctions:
-    """Return the functions of a module, which pass ``train`` if the module's ``__call__`` takes it.
+    """Return the functions of a module, which pass ``train`` to the module's ``__call__`` if it has this argument.
 
-    Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm``
-    without their own setting use the running averages outside of training.
+    Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm`` whose
+    mode is not set use the running averages outside of training.
     """
     try:
         return _linen_functions(module)
@@ -71,7 +72,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
                     f"{name} has the running statistic {'/'.join(names)!r} of no flax.linen.BatchNorm: padded examples "
                     "would count in it"
                 )
-        # Statistics get the default float dtype of the parameters: flax always makes them float32.
+        # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
@@ -88,7 +89,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
     def observe(params: PyTree, x: Array, *, key: Key | None = None, train: bool = True, valid: Array) -> Any:
         rngs, variables = None if key is None else {"dropout": key}, _variables(params)
         anybody = valid.any()
-        # In an empty batch, all slots are normalised to avoid 0/0, and the old statistics are kept.
+        # In a batch without valid examples, use all slots to avoid 0/0, and keep the old statistics.
         used = valid | ~anybody
 
         def forward(**flag: Any) -> Any:
@@ -114,7 +115,7 @@ def _variables(params: PyTree) -> dict[str, PyTree]:
 
 
 def _usable(path: Any, leaf: Array) -> Array:
-    """Clip a variance at zero: lossy or extrapolating updates can make it negative."""
+    """Clip a variance at zero, because compressed or extrapolated updates can make it negative."""
     return jnp.maximum(leaf, 0) if jax.tree_util.keystr(path[-1:], simple=True) == "var" else leaf
 
 
@@ -164,8 +165,8 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
     """Return ``init`` and ``apply`` for an ``nnx.Module``, or for a function ``rngs -> nnx.Module``.
 
     Raises:
-      JaxpflError: for variables other than parameters and random streams (running statistics, caches), and if no module
-        is given or made.
+      JaxpflError: if there are variables other than parameters and random streams (such as running statistics or
+        caches), or if no module is given or made.
     """
     from flax import nnx
 
@@ -202,14 +203,14 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         return parameters(split_module(made(nnx.Rngs(key)))[1])
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
-        # The module is made anew for each call: nnx does not allow one trace to change a counter made by another trace.
+        # Make a new module for each call, because nnx does not allow one trace to change a counter of another trace.
         state = nnx.from_flat_state({path: jax.tree.unflatten(kinds[path], [value_at(params, path)]) for path in paths})
         source = jax.random.key(0) if key is None else key
         values = [
             jax.random.fold_in(source, i) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.zeros(shape, dtype)
             for i, (shape, dtype) in enumerate(shapes)
         ]
-        # Without a key nothing may be random, so the module is in evaluation mode.
+        # Without a key there must be no randomness, so the module is in evaluation mode.
         module = nnx.merge(structures[train and key is not None], state, jax.tree.unflatten(of_streams, values))
         return module(x, train=train) if takes_train else module(x)
 
@@ -219,12 +220,12 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
 def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:
     """Return ``init`` and ``apply`` for an ``equinox.Module``, or for a function ``key -> equinox.Module``.
 
-    Parameters are the module's float arrays. As usual in equinox, the module is applied to one example at a time; each
-    example has its own key if the module takes one.
+    Parameters are the module's float arrays. As usual in equinox, the module is applied to one example at a time; if
+    the module has an argument `key`, each example gets a separate key.
 
     Raises:
-      JaxpflError: for a module with state (running statistics), if no module is given or made, and if equinox is
-        missing.
+      JaxpflError: if the module has state (running statistics), if no module is given or made, or if equinox is not
+        installed.
     """
     try:
         import equinox as eqx
@@ -270,7 +271,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
         leaves = [value_at(params, path) for path in paths]
-        # Without a key nothing may be random, so the module is in inference mode.
+        # Without a key there must be no randomness, so the module is in inference mode.
         module: Any = eqx.combine(jax.tree.unflatten(structure, leaves), at_rest[train and key is not None])
         if not takes_key or key is None:
             return jax.vmap(module)(x)
@@ -284,7 +285,7 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 class Given:
-    """`Model.init` of a module that already has parameters: it returns them for every key.
+    """`Model.init` of a module that already has parameters, which returns these parameters for every key.
 
     Attributes:
       name: name of the module's class.

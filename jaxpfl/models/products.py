@@ -1,4 +1,4 @@
-"""Convolutions and pools of any layout, in forms that stay fast when every client has its own kernel.
+"""Convolutions and pools of any layout, in forms that are fast when every client has a different kernel.
 
 ``vmap`` over kernels turns ``lax.conv`` into a grouped convolution. This module computes a convolution as one product
 of patches with the kernel, and a pool as a maximum or sum over the positions of a window. Both functions take the
@@ -22,7 +22,7 @@ from jaxpfl.core.types import Array
 from jaxpfl.models import convolution
 
 MOST_PLACES = 127
-"""Largest number of positions in a window: patches copy the input that often, and a maximum's index is an int8."""
+"""Largest number of positions in a window: each adds a copy of the input, and the index of a maximum is an int8."""
 
 
 def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str | None:
@@ -36,7 +36,7 @@ def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str
 
 
 def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
-    """``lax.conv_general_dilated_p`` as a product of patches with the kernel: equal up to the order of additions.
+    """``lax.conv_general_dilated_p`` as a product of patches with the kernel; the result differs only by rounding.
 
     Args:
       x: input in the layout that ``given`` defines; the kernel and the result are also in that layout.
@@ -129,7 +129,8 @@ class _Shifts(NamedTuple):
 
 def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
     """[C, ..., N], [..., C / G, O] -> [O, ... N]: one product, or one for each group of features."""
-    # The last axis comes first: its shifts are then next to the channels, and shifts along other axes copy whole rows.
+    # The last axis is shifted first: its shifts are then next to the channels, and shifts along other axes copy whole
+    # rows.
     groups, columns = given["feature_group_count"], x.shape[-1] * math.prod(window.windows for window in windows)
     *sizes, channels, features = kernel.shape
     x = x.reshape(groups, channels, *x.shape[1:])
@@ -167,9 +168,9 @@ def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
 
 
 def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
-    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``; a maximum's gradient goes to the first one.
+    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``; the gradient goes to the first maximum.
 
-    Ties do occur (blank borders have equal values); as in ``lax``, the first maximum in row-major order counts.
+    Ties are common (blank borders have equal values); as in ``lax``, the first maximum in row-major order is used.
 
     Args:
       x: array of any shape.

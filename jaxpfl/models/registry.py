@@ -1,4 +1,4 @@
-"""Registry of models by name, with the input shapes that they accept. A new model needs a file, and a line here."""
+"""Registry of models by name, with checks of input shapes. A new model needs a module, and a line here."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Entry(NamedTuple):
     Attributes:
       build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` if the name takes numbers.
       check: function that raises an error for wrong input shapes, before the first batch is traced.
-      example: name with numbers, if the model takes any.
-      every: whether ``build`` takes ``every``, for predictions at each position of a sequence.
+      example: example of a name with numbers, if the model takes numbers.
+      every: whether ``build`` has the argument ``every``, for predictions at each position of a sequence.
     """
 
     build: Callable[..., Model]
@@ -79,14 +79,14 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     """Build the model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
 
     Args:
-      name: registered name, with numbers if the model takes any.
+      name: registered name, optionally with numbers if the model takes numbers.
       num_classes: number of classes K.
       input_shape: shape of one example.
-      every: predict at each position of a sequence, for the task next-token.
+      every: whether to predict at each position of a sequence, for the task next-token.
 
     Raises:
-      JaxpflError: if the name is unknown, if the model does not take these numbers or this input shape, or if it does
-        not support ``every``.
+      JaxpflError: if the name is unknown, if the model does not take these numbers or this input shape, or if ``every``
+        is true and the model does not support it.
     """
     base, colon, argument = name.partition(":")
     if base not in _BUILDERS:

@@ -1,8 +1,8 @@
 """Replacement of a user's own convolutions and pools by the forms in `products`, in the traced program of a model.
 
-The model is traced, and its operations are applied one by one, with convolutions and pools replaced. It therefore does
-not matter which library made the layers, or under which name a function was imported. The context `form` decides at
-tracing time whether layers are replaced: a client that runs alone on an accelerator already has a fast convolution.
+The model is traced, and the traced operations are applied one by one, with convolutions and pools replaced. The
+replacement is therefore independent of the library that made the layers. The context `form` determines, during tracing,
+whether layers are replaced; for a single client on an accelerator, the original convolution is already fast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it 
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context in which programs are traced with convolutions as products (the default) or plain."""
+    """Return a context for tracing programs, with convolutions as products (the default) or unchanged ("plain")."""
     return _form(of)
 
 
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
     Attributes:
       name: path of the kernel, name of the module, or shape of the input.
       what: "convolution" or "pool".
-      why_not: reason why the layer is not replaced; None if it is.
+      why_not: reason why the layer is not replaced; None if the layer is replaced.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Exchanged:
 
 
 def _why_not(eqn: Any) -> str | None:
-    """Return the reason why a convolution or pool is not replaced, or None if it is."""
+    """Return the reason why a convolution or pool is not replaced; None if it can be replaced."""
     if eqn.primitive is p.conv_general_dilated_p:
         return products.why_not_conv(eqn.invars[1].aval.shape, eqn.params)
     if eqn.primitive in _POOLS:
@@ -139,7 +139,7 @@ class _Pending:
 
     @property
     def result(self) -> Array:
-        """The value without a pool, for any other use."""
+        """Result without a pool, for any use other than the pool."""
         y = _exchanged(self.eqn, products.conv, self.x, self.kernel, self.eqn.params)
         if self.bias is not None:
             shape = [1] * y.ndim
@@ -148,7 +148,7 @@ class _Pending:
         return jax.nn.relu(y) if self.relu else y
 
     def pooled(self) -> Array:
-        """Compute the 2 x 2 maximum of the value together with the convolution, as one product."""
+        """Compute the 2 x 2 maximum of the result together with the convolution, as one product."""
         x, kernel = products.conv_to_pool(self.x, self.kernel, self.eqn.params)
         bias = jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias
         if self.relu:
@@ -158,7 +158,7 @@ class _Pending:
         return products.restore_layout(y, self.eqn.params)
 
     def extend(self, eqn: Any, given: list[Any]) -> _Pending | Array | None:
-        """Apply the next operation if it is a bias, relu or the pool; return None if it is anything else."""
+        """Apply the next operation if it is a bias, a relu or the pool; return None for any other operation."""
         of = self.eqn.params["dimension_numbers"].out_spec
         if eqn.primitive is p.add_p and self.bias is None and not self.relu:
             other = given[1] if given[0] is self else given[0]
@@ -248,14 +248,14 @@ def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
 
 def alone(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
     """Apply one operation of a program unchanged; ``debug`` is the program's debug information."""
-    # The operation becomes a program, because JAX itself knows how to apply any operation with any parameters.
+    # Wrap the operation in a program, because JAX can evaluate a program with any operation and any parameters.
     named = {var: value for var, value in zip(eqn.invars, given, strict=True) if not isinstance(var, core.Literal)}
     program = core.Jaxpr((), list(named), eqn.outvars, [eqn], eqn.effects, debug.with_unknown_names())
     return core.jaxpr_as_fun(core.ClosedJaxpr(program, []))(*named.values())
 
 
 _REBUILT = (p.scan_p, p.remat_p, p.cond_p)
-"""Operations with inner programs, in which layers are replaced."""
+"""Operations whose inner programs are rebuilt with replaced layers."""
 
 
 def _rebuilt(program: Any) -> Any:
@@ -274,7 +274,7 @@ def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = N
     Args:
       jaxpr: program to search.
       names: name of the parameter at each input; None if an input does not come from exactly one parameter.
-      inside: name of the enclosing operation whose programs are not changed, if any.
+      inside: name of the enclosing operation, if the programs of this operation are not changed; otherwise None.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}
     for eqn in jaxpr.eqns:

@@ -1,6 +1,7 @@
 """Networks for sequences of tokens (characters, words): a recurrent network and a causal transformer.
 
-By default they predict the token after the last one; with ``every``, they predict the next token at each position.
+By default the networks predict the token after the last position; with ``every``, they predict the next token at each
+position.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) over time from a zero state: [T, N, E] -> states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) over time, initially zero: [T, N, E] -> states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\
@@ -46,8 +47,8 @@ class Recurrent(nn.Module):
         a, b, c = ([array[i] for i in range(len(array))] for array in (kernel, recurrent, bias))
 
         def step(h: Array, x: Array) -> tuple[Array, Array]:
-            # One product per gate, also for the input, inside the loop: on a CPU this takes a tenth to two fifths less
-            # time than one product for all three gates, or for all times (measured at width 128).
+            # Use one product per gate, also for the input, inside the loop. On a CPU this takes 10 to 40 % less time
+            # than one product for all gates, or for all times (measured at width 128).
             r = jax.nn.sigmoid(x @ a[0] + c[0] + h @ b[0])
             z = jax.nn.sigmoid(x @ a[1] + c[1] + h @ b[1])
             n = jnp.tanh(x @ a[2] + c[2] + r * (h @ b[2] + c[3]))
@@ -96,8 +97,8 @@ def gru(
     """Build a GRU that reads tokens; by default the classes are the same tokens, as in next-token prediction.
 
     ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
-    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding counts as an ordinary token.
-    With ``every``, there are logits at each position, [N, T, K], instead of only the last.
+    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is treated as an ordinary token.
+    With ``every``, the model returns logits at each position, [N, T, K], and not only at the last position.
     """
     vocabulary = num_classes if vocabulary is None else vocabulary
     module = GRU(num_classes, vocabulary, check_widths(hidden), every=every)
@@ -110,7 +111,7 @@ _WIDER = 4
 
 
 def rotated(x: Array) -> Array:
-    r"""Apply rotary position embeddings: [N, T, H, d] -> the same shape, d even.
+    r"""Apply rotary position embeddings to queries or keys [N, T, H, d], with d even.
 
     The pair of entries i and i + d/2 at position t is rotated by the angle :math:`t\, 10000^{-2i/d}`. The product of a
     query and a key then depends only on the distance between their positions.
@@ -125,7 +126,7 @@ def rotated(x: Array) -> Array:
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron with gelu and four times the width; both are pre-norm with a residual."""
+    """Causal attention, followed by a perceptron with gelu and four times the width; both are pre-norm and residual."""
 
     width: int
     heads: int
@@ -193,12 +194,13 @@ def transformer(
 
     Args:
       num_classes: number of classes K.
-      sizes: width, number of blocks and number of heads; the heads are four unless given.
+      sizes: width, number of blocks, and number of heads (four by default).
       vocabulary: number of tokens; by default, num_classes.
       every: whether to return logits at each position, [N, T, K], instead of only the last.
 
     Raises:
-      JaxpflError: unless there are two or three positive sizes, and the width is a multiple of twice the heads.
+      JaxpflError: if there are not two or three positive sizes, or if the width is not a multiple of twice the number
+        of heads.
     """
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):
@@ -215,14 +217,14 @@ def check_token_shape(network: str, shape: tuple[int, ...]) -> None:
     """Check that an input shape is a sequence [T].
 
     Raises:
-      JaxpflError: for any other shape; the message names the network.
+      JaxpflError: if the shape is different; the message names the network.
     """
     if len(shape) != 1 or not shape[0]:
         raise JaxpflError(f"the model {network!r} needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
 
 
 def embedding(vocabulary: int, width: int) -> nn.Embed:
-    """Embed tokens, N(0, 1) at first; a token outside the vocabulary gives NaN, so that its client diverges."""
+    """Make an embedding, initially N(0, 1); tokens outside the vocabulary give NaN, so that their client diverges."""
     dtype = jnp.result_type(float)
     return nn.Embed(vocabulary, width, embedding_init=_normal, param_dtype=dtype, name="embedding")
 
