@@ -136,7 +136,7 @@ def put_together(
 
 
 def _check_patience(patience: int, federation: Federation, kind: str) -> None:
-    """Check that early stopping has a validation score.
+    """Check that the validation examples define a score, which early stopping needs.
 
     Args:
       patience: patience of the run.
@@ -144,7 +144,7 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
       kind: name of the run's task.
 
     Raises:
-      JaxpflError: if no client has validation examples that define a score; the message gives the remedy.
+      JaxpflError: if no client has such validation examples; the message gives the remedy.
     """
     if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
@@ -166,7 +166,7 @@ def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
     reveal this client's size.
 
     Raises:
-      JaxpflError: if a private run in local epochs has such a rate; the message gives the remedy.
+      JaxpflError: if a private run with ``local_epochs`` has a decaying rate; the message gives the remedy.
     """
     names = ["anneal"] if work.schedule is not None else ["lr_decay", "anneal"]
     falling = [name for name in names if np.any(np.asarray(getattr(hp, name, 1.0)) != 1)]
@@ -329,8 +329,8 @@ class Assembled:
         """Privacy plan of each run, [S], or None for a run without noise; None if the runs are not private.
 
         Raises:
-          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism has another number of values than
-            there are runs.
+          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism is a list with another length than
+            the number of runs.
         """
         mechanism = self.mechanism
         if mechanism is None:

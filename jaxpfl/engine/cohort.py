@@ -58,7 +58,7 @@ reads states."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""`OneClient` without its argument ``shared``, for data without their stores."""
+"""Function ``(present, state, data) -> Outcome``: a `OneClient` with its inputs ``shared`` and the stores bound."""
 
 
 class Spread(NamedTuple):
@@ -274,7 +274,8 @@ def _run_here(
     empty = RunningSum.zero(shapes.summed)
 
     def group(nth: Array, carry: Outcome) -> Outcome:
-        # Compensated summation adds the sum of a few blocks, which costs a third of compensating every block.
+        # A few blocks are added plainly, and only their sum is added with compensation. This costs a third of
+        # compensating every block.
         first = nth * _TOGETHER
         last = jnp.minimum(first + _TOGETHER, filled)
         outcome = jax.lax.fori_loop(first, last, body, carry._replace(summed=empty.total))

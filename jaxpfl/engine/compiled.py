@@ -208,7 +208,7 @@ def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stag
         program = make()
     # If XLA has read an executable from JAX's own cache, it would serialise the executable without its code.
     if not hits:
-        with suppress(Exception):  # a program or a structure that cannot be written, or no room
+        with suppress(Exception):  # the program cannot be serialised, or the disk is full
             devices = jax.tree.leaves(program.output_shardings)[0].device_set
             numbers = sorted(device.id for device in devices)  # the order of `placement.place`
             _write(path, pickle.dumps((serialize_executable.serialize(program), numbers)))

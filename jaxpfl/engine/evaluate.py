@@ -195,7 +195,7 @@ def make_adapt(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Inputs that all clients share, and `Message.per_client`; for unseen clients if ``newcomers`` is true."""
+    """Inputs that all clients share, and `Message.per_client`. If ``newcomers``, both are for unseen clients."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -209,7 +209,7 @@ def _today(
 
 
 def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
-    """Values for each scored client. In a pooled method, each gets the values of the one trained client."""
+    """Give each scored client its values, or, in a pooled method, the values of the one trained client."""
     if not algorithm.pooled:
         return stacked
     (group,) = plan.groups
@@ -343,8 +343,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
 
 
 def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
-    """Mean of each metric over a client's examples, [], or the score of a `Pooled` metric. Means of no examples are
-    NaN."""
+    """Value of each metric for a client, []: the mean over its examples, NaN without examples, or `Pooled.score`."""
     means = {}
     for name, totals in sums.items():
         metric = task.metrics[name]

@@ -52,8 +52,8 @@ class ExecutionPlan:
     """Number of devices that share the clients; auto uses all devices, but at most one for each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
     """Clients that a device trains in one vectorised operation: map trains one client after the other (the working set
-    stays in the cache), vmap trains the whole cohort at once, and a number gives the size of a block of clients. auto
-    chooses by backend and model size."""
+    stays in the cache), vmap trains the whole cohort at once, and a number trains so many clients at once. auto chooses
+    by backend and model size."""
     runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
     """Execution of several seeds and settings: map runs one after the other, vmap runs all in one vectorised operation,
     and auto chooses."""
@@ -101,7 +101,7 @@ class Resolved(NamedTuple):
       form: form of the convolutions and pools in the user's own model; None if the model has none that can be chosen.
       home: storage of the clients, in words; None if it is the devices.
       matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
-      lowered: the precision that is used and its effect, if the plan requests another precision than float32.
+      lowered: precision that is used and a remark about it; None if the plan requests float32.
       model_shards: number of devices that share one client's model.
       share_bytes: bytes of one client's model on each device.
     """

@@ -225,7 +225,7 @@ class Fit(NamedTuple):
     def best_score(self) -> np.ndarray | None:
         """`headline` score of each client's personalised model on its test examples after the best round, [S, m].
 
-        The best round of each run is in `best_rounds`; None if that is None.
+        The best round of each run is in `best_rounds`; the score is None if `best_rounds` is None.
         """
         best = self._best
         return None if best is None else self.scores["after"][self.headline][best, np.arange(len(best))]

@@ -21,8 +21,8 @@ _WORTH = 0.01
 class Group(NamedTuple):
     """Clients whose states are stacked together.
 
-    Rows of the federation number all m clients, and rows of the group's stack number the group's clients. If there is
-    only one group and ``places`` is None, both are the same.
+    Each client has a row in the federation, 0 ... m - 1, and a row in its group's stack. If there is only one group and
+    ``places`` is None, the two rows are equal.
 
     Attributes:
       members: rows of the group's clients in the federation, ascending, [size]; on the host.
@@ -98,7 +98,7 @@ class Group(NamedTuple):
         return jax.tree.map(take, stacked)
 
     def take_counts(self, stacked: PyTree) -> PyTree:
-        """Take the group's rows of the counts of all clients, [m', ...].
+        """Take the group's rows from the counts of all clients, [m', ...].
 
         If there is only one group, the counts are already in the order of its stack and are returned unchanged.
         """
@@ -225,8 +225,8 @@ class Clients(NamedTuple):
 
     Attributes:
       federations: data of each group.
-      among: if the one group contains only some of the m clients (streamed runs), the row in the federation of each row
-        of the group's stack, [size] int32, with m for unused rows; None if the groups contain all clients.
+      among: row in the federation of each row of the group's stack, [size] int32; m for unused rows. Only streamed runs
+        need this array, because their one group contains only some of the m clients; otherwise None.
       ids: ids of all m clients, [m], replicated on all devices, so that a cohort is drawn without communication. None
         unless each device stores only its own clients' data.
     """
@@ -243,7 +243,7 @@ class Clients(NamedTuple):
         return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
 
     def received(self, per_client: PyTree) -> PyTree:
-        """Take the messages to the clients of the stacks from all clients' messages, leaves [m, ...].
+        """Select the messages to the clients of the stacks from the messages to all clients, leaves [m, ...].
 
         An unused row gets the last client's message.
         """

@@ -31,7 +31,7 @@ def uses_of(
     Nothing is computed.
 
     Args:
-      algorithm: algorithm without a mechanism.
+      algorithm: algorithm of the method, without a privacy mechanism.
       method: name of the method.
       hp: hyper-parameters of the method, leaves [] or [S].
       federation: data of the clients.

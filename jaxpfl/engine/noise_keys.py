@@ -161,7 +161,7 @@ def foreign(what: str) -> JaxpflError:
     """Make the error for a state that this simulation cannot advance.
 
     Args:
-      what: predicate of the message, whose subject is the state.
+      what: end of the message, after the words "the state".
     """
     return JaxpflError(f"the state {what}: advance it by the simulation that started it")
 

@@ -167,8 +167,8 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
 def _shard(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
     """Shard the data: each device gets the same number of rows, and a shard of each store with its clients' examples.
 
-    Rows without a client are empty. Each process makes only the shards of its own devices, and reads only the examples
-    of the clients on these devices.
+    Rows without a client have no examples. Each process makes only the shards of its own devices, and reads only the
+    examples of the clients on these devices.
 
     Args:
       federation: data on the host.
@@ -217,7 +217,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:
-    """Put a state on its devices. A state that the caller made may be on other devices; otherwise nothing is copied."""
+    """Put a state on its devices. Nothing is copied unless the state, which the caller may have made, is elsewhere."""
     if not processes.several():
         return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
     return jax.tree.map(processes.put, state, placement.layout(state))

@@ -181,8 +181,8 @@ class Simulation:
 
         Raises:
           JaxpflError: if there is no seed, if a seed does not fit in 32 bits, if the states do not fit in memory, or if
-            two runs have the same seed and the same hyper-parameters. Private runs may have the same: their noise
-            differs.
+            two runs have the same seed and the same hyper-parameters. Private runs may agree in both, because their
+            noise differs.
         """
         if len(seeds):
             self.check_room(len(seeds))
@@ -399,7 +399,7 @@ class Simulation:
         """Flush the clients' states on disk, if any; to be called before the checkpoint of a round is written."""
 
     def commit(self, round: int) -> None:
-        """Make a round's checkpoint the one to return to; to be called once it has been written completely."""
+        """Let a restart return to a round's checkpoint; to be called after the checkpoint was written completely."""
 
     def adopt(self, state: RunState) -> RunState:
         """A trimmed state, with host or device arrays, placed where this simulation's programs expect it.

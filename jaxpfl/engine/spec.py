@@ -261,10 +261,10 @@ class RunSpec(Settings):
     privacy: Mechanism | PrivacyConfig | None = setting(
         None, kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig)
     )
-    """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. Uploads are
-    clipped or, for a PrivacyConfig with unit = example, the gradients of single examples. `Fit.statement` returns the
-    privacy guarantee. Clients with private uploads all have the same weight. A run that cannot be accounted is
-    refused."""
+    """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. They apply to
+    the clients' uploads, or to the gradients of single examples if a PrivacyConfig has unit = example. `Fit.statement`
+    returns the privacy guarantee. Clients with private uploads all have the same weight. A run that cannot be accounted
+    is refused."""
     plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
     """Choices of speed and memory."""
 
@@ -328,7 +328,7 @@ class RunSpec(Settings):
         """Hyper-parameters of the method: its defaults, replaced by ``lr`` and ``server_lr``, and then by ``hyper``.
 
         Raises:
-          JaxpflError: if the method has no hyper-parameter of a name, or if a value is out of range.
+          JaxpflError: if a name is not a hyper-parameter of the method, or if a value is out of range.
         """
         given = {} if self.lr is None else dict.fromkeys(rates(self.method.hyper), self.lr)
         if self.server_lr is not None and hasattr(self.method.hyper, "server_lr"):

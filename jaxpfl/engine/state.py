@@ -350,8 +350,8 @@ def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = Fal
     Args:
       one: program of one run.
       vectorised: vectorise the runs; otherwise they run one after the other.
-      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). Runs that follow one another
-        then write their new values into one buffer.
+      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorised, the
+        new values are then written into one buffer.
     """
 
     def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:

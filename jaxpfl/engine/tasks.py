@@ -105,7 +105,7 @@ def make_task(
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
-    """Convolutions and pools in the user's own model, each with the reason why it cannot be a product, if any."""
+    """Convolutions and pools in the user's own model, with the reason if one cannot be computed as a product."""
     model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain

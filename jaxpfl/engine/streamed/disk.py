@@ -119,7 +119,7 @@ class RowFile:
             os.fsync(self._file.fileno())
 
     def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[tuple[memoryview, int]]:
-        """Yield a slice of the rows' memory, and its byte position in the file, for each run of consecutive numbers."""
+        """Yield a slice of the rows' memory and its position in the file, for each sequence of consecutive numbers."""
         if not rows.size:
             return
         whole = memory(rows)
@@ -130,7 +130,7 @@ class RowFile:
             first = end
 
 
-_HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
+_HEAD = struct.Struct("<IQI")  # number of rows, bytes of the body, checksum of the body
 _PIECES = 1024
 """Largest number of buffers in one write: IOV_MAX of Linux and macOS."""
 _to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has fsync only
@@ -336,7 +336,7 @@ class Disk:
         Raises:
           UnwritableError: if writing fails, for example because the disk is full.
         """
-        if not self._rows:  # clients without a state
+        if not self._rows:  # the method's clients have no state
             return
         numbers = self._numbers(run, of)
         if not self._temporary:

@@ -82,7 +82,7 @@ def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
 
 
 def stack_of(rows: int, devices: int) -> Group:
-    """Make the one group of a stack with this number of clients."""
+    """Make the group for a stack of ``rows`` clients, which is padded to a multiple of ``devices`` rows."""
     return Group(np.arange(rows), -(-rows // devices) * devices, rows, True)
 
 
@@ -104,7 +104,7 @@ def make_streamed(
 
     Args:
       algorithm: the method.
-      plan: plan of a round, with the sampling from all m clients, and with the cohort's rows as its one group.
+      plan: plan of a round, which samples from all m clients, and whose one group has the cohort's rows.
 
     Returns:
       Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are

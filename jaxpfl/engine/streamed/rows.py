@@ -63,7 +63,7 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
     Args:
       data: stacked clients on the host. Their examples may be memory-mapped: only the chosen clients' examples are
         read.
-      rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more means no client and gets no examples.
+      rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more is an empty slot without examples.
       length: length of the store, at least 1 and at least the total number of the clients' examples.
     """
     real = rows < len(data.size)
@@ -84,7 +84,7 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
 
 
 def most(data: ClientData, clients: int) -> int:
-    """Largest total number of examples of any ``clients`` clients, at least 1."""
+    """Largest total number of examples that a set of ``clients`` clients can have, at least 1."""
     largest = np.sort(np.asarray(data.size))[::-1][:clients]
     return max(int(largest.sum(dtype=np.int64)), 1)
 
