@@ -312,7 +312,7 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
     Examples in files are copied to temporary files.
 
     Raises:
-      UnwritableError: if there is no room for the temporary files.
+      UnwritableError: if the disk has too little space for the temporary files.
     """
 
     def split_rows(split: ClientData) -> ClientData:
@@ -387,8 +387,8 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
       drop_empty: leave out clients without training examples, with a warning.
 
     Raises:
-      JaxpflError: if a client has no training examples (unless ``drop_empty``), or if there is no room for the
-        examples.
+      JaxpflError: if a client has no training examples (unless ``drop_empty``), or if memory or disk space is too
+        small.
     """
     splits = (train, validation, test)
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)

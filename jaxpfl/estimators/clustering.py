@@ -209,11 +209,11 @@ def event(noise: float, steps: int) -> Any:
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
     """Smallest noise multiplier z of a step for which `noisy_lloyd` is (eps, delta)-DP.
 
-    T Gaussian mechanisms with multiplier z compose, also adaptively, to exactly one Gaussian mechanism with multiplier
-    z / sqrt(T). The analytic calibration is therefore exact.
+    The composition of T Gaussian mechanisms with multiplier z, also adaptive, is exactly one Gaussian mechanism with
+    multiplier z / sqrt(T). The analytic calibration is therefore exact.
 
     Raises:
-      JaxpflError: unless eps is positive, delta is in (0, 1) and ``steps`` is at least 1.
+      JaxpflError: if eps is not positive, delta is not in (0, 1), or ``steps`` is below 1.
     """
     checks.count("steps", steps)
     return math.sqrt(steps) * local_dp.analytic_gaussian_stddev(epsilon, delta, 1.0)

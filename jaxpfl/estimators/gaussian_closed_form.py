@@ -101,7 +101,7 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
 
 
 def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
-    """Lower bound for every estimator that knows mu: the posterior variance ``st2 s2 / (st2 + s2)``.
+    """Lower bound on the error of estimators that know mu: the posterior variance ``st2 s2 / (st2 + s2)``.
 
     Implements: Ozkara et al. 2023, equation (29).
     """
@@ -109,7 +109,7 @@ def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
 
 
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Lower bound for equivariant estimators that learn mu from the clients: ``s2 (st2 + s2/m) / (st2 + s2)``.
+    """Lower bound on the error of equivariant estimators that learn mu: ``s2 (st2 + s2/m) / (st2 + s2)``.
 
     This is equation (30) of the paper, and equals `personalized` without release noise. The paper's derivation only
     proves the smaller `van_trees_bound`.
@@ -124,8 +124,8 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
     .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
 
-    with m the number of clients. This bound is below `bound_unknown_mean`, although the paper says that the two are
-    equal.
+    with m the number of clients. This bound is below `bound_unknown_mean`, although the paper states that the two
+    bounds are equal.
 
     Implements: Ozkara et al. 2023, equation (28); Ozkara et al. 2023, equation (30).
     """

@@ -31,7 +31,7 @@ def project(kernel: Array, x: Array) -> Array:
     return _project(kernel, x)
 
 
-# Forward rules call the plain function instead of the one with the custom rule, so that ``jvp`` of a gradient works.
+# Forward rules call the function without the custom rule, so that ``jvp`` of a gradient works.
 def _project(kernel: Array, x: Array) -> Array:
     return lax.dot_general(kernel, x, (((0,), (0,)), ((), ())))
 

@@ -56,7 +56,7 @@ def _column_products(x: Array, kernel: Array) -> Array:
     return _columns(x, kernel)
 
 
-# Forward rules call the plain function instead of the one with the custom rule, so that ``jvp`` of a gradient works.
+# Forward rules call the function without the custom rule, so that ``jvp`` of a gradient works.
 def _columns(x: Array, kernel: Array) -> Array:
     return jnp.stack([x @ kernel[:, j] for j in range(kernel.shape[1])], axis=-1)
 

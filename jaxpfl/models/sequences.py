@@ -30,8 +30,8 @@ class Recurrent(nn.Module):
        n &= \tanh(x A_2 + c_2 + r \odot (h B_2 + c_3)) \\
        h &\leftarrow (1 - z) \odot n + z \odot h
 
-    The equations are those of ``flax.linen.GRUCell``. The parameters are A = input [3, E, features], B = recurrent [3,
-    features, features] and c = bias [4, features], initialised as in PyTorch.
+    The equations are the same as in ``flax.linen.GRUCell``. The parameters are A = input [3, E, features], B =
+    recurrent [3, features, features] and c = bias [4, features], initialised as in PyTorch.
     """
 
     features: int

@@ -37,7 +37,7 @@ from jaxpfl.support.errors import JaxpflError, printable, shown
 VALUE = "value"
 """Default name of the column of samples, in upper or lower case."""
 LEVEL = 0.95
-"""Default level of intervals."""
+"""Default probability level of intervals."""
 _SHOWN = 6
 """Largest number of the first client's samples that are printed."""
 _SMALLEST, _LARGEST = 1e-70, 1e70

@@ -460,7 +460,7 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
 
 
 def _sequences(comment: Any) -> list[list]:
-    """Return the sequences of a comment, which may be a single sequence; [] if it is no list, or mixes both forms."""
+    """Return the sequences of a comment, which may be a single sequence; [] if the comment has neither form."""
     if not isinstance(comment, list):
         return []
     nested = [isinstance(part, list) for part in comment]
@@ -484,7 +484,7 @@ def _text(value: Any) -> str:
 
 
 def _codes(text: str, whose: str) -> np.ndarray:
-    table = np.full(_ASCII, -1, np.int32)  # index 127 (DEL) is no letter, so it also stands for all higher codes
+    table = np.full(_ASCII, -1, np.int32)  # index 127 (DEL) is not a letter, and is also used for higher codes
     table[[ord(letter) for letter in ALL_LETTERS]] = np.arange(len(ALL_LETTERS))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     codes = table[np.minimum(points, _ASCII - 1)]

@@ -84,7 +84,7 @@ class AreaMeans(NamedTuple):
       shrinkage: B, the fraction by which ``mean`` moves from the estimate towards the regression, [m].
       residual: standardised residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
-      risks: the terms of ``risk``, [m].
+      risks: each client's term of ``risk``, which is their mean, [m].
       log_likelihood: log likelihood, []. For REML this is the restricted likelihood of the residuals in an orthonormal
         basis, which can be compared only between fits with the same covariates.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.

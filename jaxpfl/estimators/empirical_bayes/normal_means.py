@@ -200,8 +200,7 @@ class NormalMeans(NamedTuple):
         """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
         The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
-        clients. The intervals of `robust_intervals` do not need the first condition, and those of `learned_gaussian` do
-        not need the second.
+        clients. `robust_intervals` does not need the first condition, and `learned_gaussian` does not need the second.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -556,7 +555,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    For m > 3 clients and any theta_i, the estimator's expected total squared error is smaller than that of x.
+    For m > 3 clients and any theta_i, the estimator's expected total squared error is smaller than the error of x.
 
     Args:
       x: the clients' estimates, [m].

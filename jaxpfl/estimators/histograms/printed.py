@@ -19,8 +19,9 @@ The theorem covers only the rounds, although the paper calls the whole algorithm
 the initial centers of Algorithm 1, which are users' own histograms; DimRed's mean, eigenvectors and selected tokens;
 and all values tuned on the data.
 
-The paper adds the noise to the mean, in which one user has the weight 1/a. This is equivalent to a times larger noise
-on the sum. But a user changes the sum by at most ||Qhat_u|| <= 1 (the paper says "exactly 1").
+The paper adds the noise to the mean, in which one user has the weight 1/a. Noise on the mean is equivalent to noise on
+the sum with a standard deviation larger by the factor a. But a user changes the sum by at most ||Qhat_u|| <= 1 (the
+paper says "exactly 1").
 """
 
 from __future__ import annotations
