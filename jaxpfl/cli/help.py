@@ -171,7 +171,7 @@ def describe(args: Sequence[str]) -> str:
     named = [METHODS[name] for name in args if name in METHODS]
     if named:
         return "\n\n".join(map(_one, named))
-    rows = [(method.name, _summary_of(method).replace(". Models: ", ": ")) for method in METHODS.values()]
+    rows = [(method.name, _summary_of(method)) for method in METHODS.values()]
     heading = filled("methods (METHOD --help explains one, and its settings: --set METHOD.name=value)")
     return "\n".join([*heading, *table(rows, one_line=True)])
 

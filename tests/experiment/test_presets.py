@@ -71,5 +71,5 @@ def test_an_unknown_data_set_gets_a_model_that_takes_its_inputs(shape, inputs, m
 
 
 def test_tokens_that_are_no_classes_have_no_model():
-    with pytest.raises(JaxpflError, match="tokens up to 7 and 2 classes"):
+    with pytest.raises(JaxpflError, match="tokens up to 7 but only 2 classes"):
         model_for(source(np.full((2, 5), 7, np.int32), "tokens"))
