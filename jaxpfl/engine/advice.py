@@ -60,7 +60,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn about (``strict``: refuse) a sweep whose values have different seeds, which mixes both effects."""
+    """Warn about a sweep whose values have different seeds, which mixes both effects; raise an error if ``strict``."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -79,7 +79,7 @@ def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
 def check_federation(
     federation: Federation, unseen: Federation | None, task: str | Task | None, *, strict: bool = False
 ) -> None:
-    """Warn about (``strict``: refuse) clients that cannot be scored because they have no test examples.
+    """Warn about clients that cannot be scored because they have no test examples; raise an error if ``strict``.
 
     Raises:
       JaxpflError: if the inputs of unseen clients have another shape than the inputs of trained clients.
@@ -102,7 +102,7 @@ def check_federation(
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn about (``strict``: refuse) a privacy claim whose delta is so large that the claim means nothing.
+    """Warn about a privacy claim whose delta is so large that it means nothing; raise an error if ``strict``.
 
     A method that publishes all data of one random client satisfies a claim with delta = 1 / clients. A method that
     publishes one random example of a silo satisfies a claim with delta = 1 / examples.

@@ -55,8 +55,8 @@ class ExecutionPlan:
     stays in the cache), vmap trains the whole cohort at once, and a number trains so many clients at once. auto chooses
     by backend and model size."""
     runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
-    """Execution of several seeds and settings: map runs one after the other, vmap runs all in one vectorised operation,
-    and auto chooses."""
+    """Execution of several seeds and settings: map trains one after the other, vmap trains all in one vectorised
+    operation, and auto chooses."""
     rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
     """Largest number of rounds in one compiled call, before it returns to Python."""
     donate: bool = setting(True)
@@ -71,9 +71,9 @@ class ExecutionPlan:
     stay float32). Only this setting changes results by more than the order of additions."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
-    """Storage of the clients' data and states: device; host, the memory from which a cohort's data and states are
-    copied to the device while the previous round computes; or disk, where the states are in memory-mapped files
-    instead. auto uses the first of these that has enough room."""
+    """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
+    the device while the previous round computes); or disk (like host, but with the states in memory-mapped files). auto
+    uses the first of these that has enough room."""
 
     folder: str | None = setting(None, unless_given="the system's folder unless given, for at most 1 GiB")
     """Folder for temporary files with the clients' states (clients_in = disk). These files have no names and vanish

@@ -63,7 +63,7 @@ class Fit(NamedTuple):
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.
-      test_sizes: each client's number of test examples, [m]; for the task next-token, of labelled test tokens.
+      test_sizes: each client's number of test examples (labelled test tokens for the task next-token), [m].
       patience: number of evaluations without a better validation score after which the runs stopped; None without early
         stopping.
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In

@@ -15,7 +15,7 @@ from jaxpfl.data import stack
 from jaxpfl.support.errors import JaxpflError
 
 _WORTH = 0.01
-"""Smallest share of the examples' memory for whose saving clients are reordered."""
+"""Share of the examples' memory that a reordering of the clients must save to be worthwhile."""
 
 
 class Group(NamedTuple):

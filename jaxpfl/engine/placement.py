@@ -217,7 +217,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:
-    """Put a state on its devices. Nothing is copied unless the state, which the caller may have made, is elsewhere."""
+    """Put a state on its devices. A state that is already there is not copied."""
     if not processes.several():
         return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
     return jax.tree.map(processes.put, state, placement.layout(state))

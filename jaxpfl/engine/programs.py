@@ -118,7 +118,7 @@ class Programs:
         """
         of, algorithm = self._of, part_used(self._of.algorithm, "start")
         participation, groups, rows = of.participation, of.groups, of.placement.rows
-        model = of.placement.model  # `init` captures this alone: what it captures becomes part of the program's key
+        model = of.placement.model  # `init` captures no more than this, because captured values are part of the key
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
             return init_state(algorithm, participation, groups, keys, hp, clients, rows, block, model)

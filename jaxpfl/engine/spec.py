@@ -185,7 +185,7 @@ class Settings:
     weighting: str | None = setting(None, unless_given="examples unless given, and uniform with privacy")
     """Weights of the clients in the server's mean, for methods that weight clients: examples or uniform."""
     server_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
-    """Optimizer of the server, applied to the mean of the clients' model updates: a text as for client_optimizer, or
+    """Optimizer of the server, applied to the mean of the clients' model updates: written as for client_optimizer, or
     fedavgm, fedadagrad, fedadam or fedyogi. sgd with a server learning rate of 1 is averaging.
 
     Also a function of the learning rate.
@@ -225,9 +225,9 @@ class Settings:
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
     """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
     graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
-    """Graph of the clients, for network-lasso. data, features and models join nearest neighbours, by the distributions
-    of their inputs, the covariances of their features or locally trained models. On the command line, also a CSV file
-    with two client ids on each line.
+    """Graph of the clients, for network-lasso. data, features and models join the nearest neighbours by input
+    distributions, by feature covariances or by locally trained models. On the command line, also a CSV file with two
+    client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """
