@@ -116,7 +116,7 @@ class Flag:
 
 
 def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
-    """Return the flags of a command, in the order of its parameters and of the fields of their dataclasses."""
+    """Return a command's flags, in the order of its parameters; a dataclass parameter gives a flag for each field."""
     hints = get_type_hints(command, include_extras=True)
     params = docstring_parser.parse(inspect.getdoc(command) or "").params
     texts = {param.arg_name: " ".join((param.description or "").split()) for param in params}

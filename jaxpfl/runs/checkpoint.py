@@ -35,7 +35,10 @@ _STATE = "state"
 
 
 def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Report unraisable exceptions, except those raised by orbax's threads after a failed save, which is reported."""
+    """Report an unraisable exception, unless it comes from orbax's threads after a save has failed.
+
+    The failed save itself raises an error in the main thread.
+    """
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

@@ -524,7 +524,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """Return the entries METHOD.name=value of ``set``, which may be a list of them or a table (of tables)."""
+    """Return ``set`` as entries METHOD.name=value; in a file, it may be a list of such entries or a table."""
     if isinstance(value, dict):
         texts = {
             name: ",".join(map(str, one)) if isinstance(one, list) else str(one) for name, one in flat(value).items()

@@ -1,4 +1,4 @@
-"""Results of a run: the files of each finished method, and the summary of all methods."""
+"""Results of a run: the files of each finished method, and the summary."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def caveat(origin: Origin | None, *federations: Federation | None) -> str:
 
 
 class Protection(NamedTuple):
-    """A privacy mechanism and its guarantee. The guarantee is None if there is none, for example without noise."""
+    """A privacy mechanism and its guarantee; the guarantee is None if nothing can be claimed, as without noise."""
 
     mechanism: Mechanism | SiloMechanism
     statement: Statement | None

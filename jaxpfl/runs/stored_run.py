@@ -67,7 +67,7 @@ class StoredRun(NamedTuple):
         """
         # The initial parameters of a warm start are not needed to restore a checkpoint, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
-        # The run folder has a copy of the graph: the user's file may have moved, and other graphs need models trained.
+        # The graph is read from the run folder, because the user's file may have moved or the graph had to be computed.
         if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
         if data_dir is not None:

@@ -80,7 +80,7 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
 
 
 def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
-    """Print the result of `compare`: a table of the settings that differ, and a table of scores."""
+    """Print the result of `compare`: the settings that differ and the scores, as tables."""
     headline, paired = HEADLINES[found["metric"]], not found["unpaired"]
     settings = new_table("settings that differ" if found["settings"] else "the settings are the same")
     for name in ("setting", *map(unmarked, found["folders"])):

@@ -247,7 +247,7 @@ def _sweep_sections(folder: Folder) -> list[Section]:
 
 
 def _sweep_settings(definition: Definition) -> dict[str, object]:
-    """Return the settings of a sweep: methods, axes of the grid, number of seeds, and search."""
+    """Return a sweep's settings: methods, axes of the grid, number of seeds, and search."""
     grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
     search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
     return {"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}

@@ -291,7 +291,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
     This includes the gradients that the client takes outside the cohort between two participations.
 
     Args:
-      config, method, among, share: as in `rounds_of`.
+      config, method, among, share: same as in `rounds_of`.
 
     Raises:
       JaxpflError: as in `rounds_of`.

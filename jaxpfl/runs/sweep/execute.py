@@ -69,7 +69,7 @@ class Prepared(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds of each run; with successive halving, the number of rounds until the current rung."""
+        """Number of rounds that each run takes; with successive halving, the number until the current rung."""
         return self.group.until or self.group.rounds
 
     def simulation(self, rows: slice) -> Simulation:

@@ -142,7 +142,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Grid of settings: the product of the axes with values, and of points drawn from the axes with ranges.
+    """Grid of settings: all combinations of the axes' values with each other and with points drawn from ranges.
 
     Attributes:
       axes: axes with values or ranges; their names are distinct.

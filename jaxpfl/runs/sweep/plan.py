@@ -1,4 +1,4 @@
-"""Plan of a sweep: groups of runs that share a program, and the rungs of successive halving.
+"""Plan of a sweep: groups of runs that share a program, and successive halving.
 
 In successive halving, all settings run for a few rounds (until a rung), and only those with the best validation scores
 continue to the next rung. The settings of a method are compared with each other, even if they belong to different
