@@ -127,7 +127,7 @@ class RunConfig(Settings, DataConfig):
     batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
     rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
     warm_start: str | None = setting(None)
-    """Initial parameters of every model: a run folder or a folder of exported models, for the global model in it
+    """Initial parameters of every model: a run folder or a folder of exported models, whose global model is taken
     (PATH:METHOD if there are several methods), or an .npz file with the parameters by path."""
     set: tuple[str, ...] = setting(())
     """Hyper-parameters or options of a method: METHOD.name=value."""

@@ -151,9 +151,9 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Export the personalised models (after adaptation) and the global models of a finished run.
 
-    For one method at a time, memory contains its state and the models of all clients for one seed. The output folder is
-    written atomically: if the process is killed, a hidden folder remains, which the next export to the same path
-    removes.
+    Methods are exported one after the other, so memory must suffice for the state of one method and the models of all
+    clients, for one seed. The output folder is written atomically: if the process is killed, a hidden folder remains,
+    which the next export to the same path removes.
 
     Args:
       run: run folder.

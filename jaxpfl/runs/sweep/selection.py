@@ -1,6 +1,6 @@
 """Selection of each method's setting by validation scores alone.
 
-`choose` makes the choice from validation scores; before, `validation_scores` drops the test scores. Settings are
+First, `validation_scores` drops the test scores; then, `choose` makes the choice by validation scores. Settings are
 compared only on the same clients. If a field of the data or the split (``clients``, ``data``, ``split_seed``) is an
 axis, each of its values is a separate problem, and a setting is chosen for each problem: the best score over all
 problems would merely belong to the easiest problem. Of settings with equal scores, the first in the order of the grid
