@@ -105,7 +105,7 @@ class Group(NamedTuple):
         return stacked if self.only else self.take(stacked)
 
     def put(self, stacked: PyTree, values: PyTree) -> PyTree:
-        """Replace the group's rows in the counts of all clients. Values of unused rows are dropped."""
+        """Write the counts of the group's clients into the counts of all clients. Values of unused rows are dropped."""
         if self.only:
             return values
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)

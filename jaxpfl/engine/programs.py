@@ -133,7 +133,7 @@ class Programs:
         If the program does not fit in memory, it is compiled again with a smaller block of clients.
 
         Raises:
-          OutOfMemoryError: if the plan fixes the block, or if not even one client at a time fits.
+          OutOfMemoryError: if ``plan.clients`` fixes the block, or if not even one client at a time fits.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]

@@ -114,7 +114,7 @@ class Counts:
         return high.sum(axis=-1) + carry, rest * 64 + lower
 
     def replace_diverged(self, diverged: Array) -> Counts:
-        """The same counts with another column of diverged rounds."""
+        """The same counts, with the column ``diverged`` replaced."""
         return Counts(self.table.at[..., 2].set(diverged))
 
 

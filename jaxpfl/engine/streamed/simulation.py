@@ -30,9 +30,9 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
-"""Smallest number of bytes of states whose folder is announced by a warning before they are written."""
+"""Number of bytes from which on a warning names the folder of the states before they are written."""
 _UNNAMED = 2**30
-"""Largest number of bytes of states in the system's folder for temporary files."""
+"""Largest number of bytes that states may take in the system's folder for temporary files."""
 
 
 class StreamedSimulation(Simulation):
