@@ -51,7 +51,7 @@ def test_numbers_that_say_nothing_or_too_much(capsys, tmp_path: Path):
     path.write_text("client,value\na,0\na,0\nb,0\nb,0\nb,0\n")
     assert "every sample of the file is 0\n" in jaxpfl(capsys, "estimate", "bernoulli", "--csv", path).out
     refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", path).err
-    assert f"{path}: every sample of the file is 0: each client's own mean is exact" in refused
+    assert f"{path}: every sample of the file is 0, so each client's own mean is exact" in refused
     for power in (200, -200):
         path.write_text(f"client,value\na,1e{power}\na,2e{power}\nb,3e{power}\nb,4e{power}\nb,4e{power}\n")
         for study in ("gaussian", "mixture"):
