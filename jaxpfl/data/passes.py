@@ -36,7 +36,7 @@ _SEVERAL = 4, 1
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
-    """Sum the results of ``of`` over one client's chunks; ``of`` itself sums over the valid examples of a chunk."""
+    """Sum the results of ``of`` over one client's chunks; ``of`` itself sums over a chunk's valid examples."""
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))

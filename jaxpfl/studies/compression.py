@@ -1,4 +1,4 @@
-r"""Study of compressed updates: the loss of distributed gradient descent against the number of bits sent.
+r"""Study of compressed updates: loss in distributed gradient descent against the number of bits sent.
 
 The study trains a logistic regression over m clients by Algorithm 3 of Zhao et al., with all parameters x shared. In
 every step, each client i sends the compressed gradient g_i of its own loss at x, and the server takes a step along the

@@ -544,7 +544,7 @@ def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
 
 
 def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
-    """Name of the column of weights, and Kish's effective number of clients, as JSON; empty without weights."""
+    """Name of the weights' column, and Kish's effective number of clients, as JSON; empty without weights."""
     if data.weights is None:
         return {}
     share = data.weights / data.weights.sum()

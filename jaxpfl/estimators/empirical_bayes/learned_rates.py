@@ -144,7 +144,7 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
 
 
 def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log odds of mu, alpha, beta, and the log density of the log odds, [cells] each."""
+    """Grid of populations: log odds (of mu), alpha, beta, and log density for the log odds, [cells] each."""
     from scipy import special
 
     # Likelihoods are computed once per distinct number of ones, zeros and samples, which many clients share.
@@ -283,6 +283,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum of ``of(values)`` [cells, some] over values, weighted by each value's number of clients, [cells]."""
+    """Sum ``of(values)`` [cells, some] over values, weighted by each value's number of clients; return [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

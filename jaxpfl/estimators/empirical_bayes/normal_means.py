@@ -315,7 +315,7 @@ def ebnm(
 def _solve(
     x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
 ) -> NormalMeans:
-    """Fit the prior in units in which s is of the order of one, and return the posteriors; the sum of w [m] is one."""
+    """Fit the prior in units in which s is near one, and return the posteriors; the sum of w [m] is one."""
     # Scaling by a power of two causes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
     # The origin affects only rounding errors, so with many clients the median of a subset suffices.

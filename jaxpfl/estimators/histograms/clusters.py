@@ -38,7 +38,7 @@ class Clustering(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sum of histograms [k, d] and number of users [k] for each center, and the sum of all users' divergences []."""
+    """Summed histograms [k, d] and number of users [k] for each center, and all users' summed divergences []."""
 
     histograms: Array
     sizes: Array

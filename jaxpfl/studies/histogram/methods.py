@@ -398,7 +398,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Scores of a row: mean loss, mean loss of unseen users, tuned lambda or alpha, loss of each user [blocks, c]."""
+    """Scores of a row: mean loss, mean loss of unseen users, tuned lambda or alpha, each user's loss [blocks, c]."""
 
     loss: Array
     unseen: Array
