@@ -81,7 +81,9 @@ class Checkpoints:
         return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name)), reverse=True)
 
     def save(self, round: int, state: RunState, seconds: float) -> None:
-        """Save the state after ``round`` rounds and the seconds spent so far, unless this object just saved that round.
+        """Save the state after ``round`` rounds and the seconds spent so far.
+
+        Nothing is written if the round is the last that was saved or restored here.
 
         Raises:
           JaxpflError: if the checkpoint cannot be written, for example on a full disk; the previous checkpoint is kept.
