@@ -1,4 +1,4 @@
-"""Scores of the global model and of each client's own model, before and after adaptation, and means of scores.
+"""Scores of the global model and each client's own model, before and after adaptation, and their means.
 
 The end of the module chooses the rounds of evaluation, the best evaluation, and the round of early stopping. The last
 two use validation scores only, never test scores.
@@ -355,7 +355,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
 
 
 def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
-    """Value of each `PerClient` metric, a function of all of a client's examples, []; NaN if there are no examples."""
+    """Value of each `PerClient` metric, computed from all examples that a client has, []; NaN if it has none."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
     found = {}
@@ -419,7 +419,7 @@ def mean_over_clients(scores: np.ndarray) -> np.ndarray:
 
 
 class Chosen(NamedTuple):
-    """Best evaluation of each of S runs, and the result of early stopping.
+    """Best evaluation in each of S runs, and result of early stopping.
 
     Attributes:
       best: index of the best evaluation, [S]; the first one if several are equal, and 0 if all scores are NaN.

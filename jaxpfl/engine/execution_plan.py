@@ -211,7 +211,7 @@ def resolve(
 
 
 def _groups_of(plan: ExecutionPlan, shards: int) -> int:
-    """Number of groups of ``shards`` devices. The devices of a group share each client's model.
+    """Number of groups with ``shards`` devices each. The devices in a group share each client's model.
 
     Raises:
       JaxpflError: if there are fewer than ``shards`` devices, if ``plan.devices`` is not a multiple of ``shards``, or

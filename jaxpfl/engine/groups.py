@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows of this group's stack to rows of the federation; m for empty slots. The inverse of `cohort`."""
+        """Map rows in this group's stack to rows in the federation; m for empty slots. The inverse of `cohort`."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
@@ -105,7 +105,7 @@ class Group(NamedTuple):
         return stacked if self.only else self.take(stacked)
 
     def put(self, stacked: PyTree, values: PyTree) -> PyTree:
-        """Write the counts of the group's clients into the counts of all clients. Values of unused rows are dropped."""
+        """Write the group's counts into the counts of all clients. Values in unused rows are dropped."""
         if self.only:
             return values
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)

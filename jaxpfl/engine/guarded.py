@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError
 def uses_of(
     algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
 ) -> list[Ledger]:
-    """Ledgers of a method's uses of examples, found by tracing every client function of every group once.
+    """Ledgers that record how a method uses examples, found by tracing every client function in every group once.
 
     Nothing is computed.
 

@@ -416,7 +416,7 @@ class Simulation:
         return resize_rows(state, *self._rows(whole=whole))
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
-        """Rows of each group's stack, and rows of the arrays for all clients; arguments of `resize_rows`."""
+        """Arguments of `resize_rows`: rows of each group's stack, and rows in the arrays for all clients."""
         rows = [group.resized(whole=whole) for group in self._groups]
         if len(rows) == 1:
             return rows, rows[0]
@@ -485,7 +485,7 @@ class Simulation:
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes of the data, of the clients' states, and of a round's working memory. Compiles the round."""
+        """Bytes for the data, the clients' states, and a round's working memory. Compiles the round."""
         working = memory.needed(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations

@@ -308,7 +308,7 @@ class StreamedSimulation(Simulation):
         """None, because the data stay on the host."""
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes of the data and of the clients' states on the host, and of a round on the devices."""
+        """Bytes for the data and the clients' states on the host, and for a round on the devices."""
         empty = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), self._rows_of(1))
         counts = self._no_counts(1)
         keys = jax.vmap(jax.random.key)(np.zeros(1, np.uint32))
