@@ -135,7 +135,7 @@ def test_tokens_beyond_the_vocabulary_are_refused():
     """Else they would be embedded as NaN, and their clients show as diverged."""
     tokens = np.array([[0, 1], [2, 7]])
     federation = jaxpfl.stack_clients([(tokens, [0, 1])], test=[(tokens, [1, 2])])
-    message = "reads tokens 0 .. 2, the data have 7: give a model of a larger vocabulary, or the number of classes"
+    message = "reads tokens 0 .. 2, but the data have 7: give a model with a larger vocabulary, or num_classes"
     with pytest.raises(JaxpflError, match=message):
         jaxpfl.fit("fedavg", federation, model="gru:4", rounds=1)
     jaxpfl.fit("fedavg", federation, model="gru:4", num_classes=8, rounds=1, local_steps=1)
@@ -164,5 +164,5 @@ def test_a_builders_option_without_a_default_must_be_given(federation):
 
 def test_a_server_optimizer_of_uploads_that_stay_apart_is_refused(federation):
     method = METHODS["fedamp"]._replace(name="apart", hyper=AveragingHyper())
-    with pytest.raises(JaxpflError, match=r"apart keeps its clients' uploads apart .* = adam would change nothing"):
+    with pytest.raises(JaxpflError, match=r"apart does not sum its clients' uploads .* = adam would have no effect"):
         fit(federation, method, server_optimizer="adam", server_lr=0.1)

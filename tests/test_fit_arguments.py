@@ -92,7 +92,7 @@ WRONG = [
     ("privacy", 8.0, "privacy must be a jaxpfl.privacy.Mechanism or PrivacyConfig, got 8.0"),
     ("compress", 4, "compress must be a name with arguments or a Compressor, got 4"),
     ("unseen", 3, "unseen must be a Federation"),
-    ("unseen", other_shape(), r"unseen clients' inputs must be of shape \(4,\), as the federation's, got \(9,\)"),
+    ("unseen", other_shape(), r"unseen clients' inputs must have the federation's shape \(4,\), got \(9,\)"),
     ("adapt_rounds", -1, "adapt_rounds must be at least 0, got -1"),
     ("graph", 3, "graph must be a name or a Graph, got 3"),
     ("plan", "vmap", "plan must be an ExecutionPlan, got 'vmap'"),

@@ -77,7 +77,7 @@ def test_losses_train(loss):
 
 
 def test_labels_without_a_named_task_are_refused():
-    with pytest.raises(JaxpflError, match=r"labels are float32, .* choose a task, such as regression"):
+    with pytest.raises(JaxpflError, match=r"labels are float32, .* choose another task, such as regression"):
         jaxpfl.fit("fedavg", clients_of(LABELS["regression"]), **QUICK)
     with pytest.raises(JaxpflError, match=r"labels are several for each example.*multilabel, regression or next-token"):
         jaxpfl.fit("fedavg", clients_of(LABELS["multilabel"]), **QUICK)
@@ -87,8 +87,8 @@ def test_labels_without_a_named_task_are_refused():
     ("labels", "given", "message"),
     [
         ("regression", {"task": "binary"}, "labels of the task binary must be 0 or 1, got"),
-        ("multilabel", {"task": "binary"}, r"binary are \[n\], got 2 for each example: use multilabel"),
-        ("binary", {"task": "multilabel"}, r"multilabel are \[n, labels\], got \[n\]: use binary"),
+        ("multilabel", {"task": "binary"}, r"binary must be \[n\], got 2 for each example: use multilabel"),
+        ("binary", {"task": "multilabel"}, r"multilabel must be \[n, labels\], got \[n\]: use binary"),
         ("regression", {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
         ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss poisson must be >= 0, got -"),
         ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 requires classes"),
@@ -173,7 +173,7 @@ def test_own_metrics_and_their_means():
     np.testing.assert_allclose(result.mean("rmse", "global", "examples"), np.sqrt((left**2).mean()), rtol=1e-5)
     with pytest.raises(JaxpflError, match="unknown metric 'rsme': did you mean 'rmse'"):
         result.mean("rsme")
-    with pytest.raises(JaxpflError, match="no metric 'accuracy', it has bias, far, loss, mae, r2, rmse"):
+    with pytest.raises(JaxpflError, match="no metric 'accuracy', only bias, far, loss, mae, r2, rmse"):
         _ = result.personalized_accuracy
 
 
@@ -217,7 +217,7 @@ def test_own_task_and_loss():
     assert result.headline == "loss"
     with pytest.raises(JaxpflError, match="adaped distils predictions, but the task 'own' defines no distance"):
         jaxpfl.fit("adaped", federation, task=own, **QUICK)
-    with pytest.raises(JaxpflError, match=r"the task is for inputs \(2,\), the data have \(3,\)"):
+    with pytest.raises(JaxpflError, match=r"the task takes inputs \(2,\), but the data have \(3,\)"):
         jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **QUICK)
     with pytest.raises(JaxpflError, match=r"Task.headline is 'accuracy', which is not among its metrics: loss"):
         jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **QUICK)
@@ -457,7 +457,7 @@ def test_options_of_classes_are_refused(method, options, message):
     ("data", "given", "message"),
     [
         ({}, {"num_classes": 3}, "there are 3 tokens, but labels go up to 6"),
-        ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token are integers \[n, T\].* got int32 \[8\]"),
+        ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token must be integers .* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
         (
             {},
@@ -483,5 +483,5 @@ def test_newcomers_tokens_are_known_or_refused():
     given = {**NEXT_QUICK, "task": "next-token", "model": "gru:3", "adapt_rounds": 1, "unseen": newcomer}
     spec = RunSpec(method=METHODS["fedavg"], model="gru:3", task="next-token")
     assert task_of(spec, federation(), newcomer).model.vocabulary == V + 3
-    with pytest.raises(JaxpflError, match=f"the model reads tokens 0 .. {V - 1}, the data have {V + 2}"):
+    with pytest.raises(JaxpflError, match=f"the model reads tokens 0 .. {V - 1}, but the data have {V + 2}"):
         jaxpfl.fit("fedavg", federation(), num_classes=V, **given)

@@ -41,7 +41,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
-                f"{spec.method.name}: rounds with all clients wait for everyone, like synchronous rounds: set a cohort",
+                f"{spec.method.name}: a round of all clients waits for the slowest, as if synchronous: set a cohort",
                 strict=strict,
             )
         names, own = rates(spec.method.hyper), spec.hyper
@@ -86,7 +86,7 @@ def check_federation(
     """
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
-        raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
+        raise JaxpflError(f"unseen clients' inputs must have the federation's shape {here}, got {there}")
     untested = np.asarray(federation.test.size) == 0
     if unseen is not None and untested.all() and np.asarray(unseen.test.size).any():
         warn("no trained client has test examples: only unseen clients are scored", strict=strict)
@@ -95,8 +95,8 @@ def check_federation(
     elif untested.any():
         ids = listed(np.asarray(federation.client_ids)[untested])
         warn(
-            f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores are of the "
-            "other clients",
+            f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores cover only "
+            "the other clients",
             strict=strict,
         )
 

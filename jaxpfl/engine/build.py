@@ -173,8 +173,8 @@ def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
     if work.epochs is not None and falling:
         others = "lr_schedule or local_steps" if falling[0] == "lr_decay" else "local_steps"
         raise JaxpflError(
-            f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} counts the steps of the client with the "
-            f"most examples, which every upload would show: with privacy give {falling[0]} = 1, {others}"
+            f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} depends on the steps of the client with "
+            f"the most examples, which every upload would reveal: with privacy set {falling[0]} = 1, or give {others}"
         )
 
 
@@ -229,8 +229,8 @@ class Assembled:
         if home in ("host", "disk"):
             if processes.several():
                 raise JaxpflError(
-                    f"plan.clients_in = {home} supports one process only: with several, clients live on their devices "
-                    "(device or auto)"
+                    f"plan.clients_in = {home} supports one process only: with several, the clients' states are on "
+                    "the devices (device or auto)"
                 )
             simulation = StreamedSimulation(*of_run, **more, plan=plan, where=home)
         else:
@@ -373,8 +373,8 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
     )
     if privacy.step_noise is not None and algorithm.local_steps != work.steps:
         raise JaxpflError(
-            f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, and noise in every step is "
-            f"accounted for local_steps = {work.steps}: build it with work.steps"
+            f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, but noise in every step is "
+            f"accounted for local_steps = {work.steps}: build the algorithm with work.steps"
         )
 
 
@@ -508,22 +508,23 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     if task.statistics is not None and not method.statistics:
         able = ", ".join(name for name, other in algorithms.METHODS.items() if other.statistics)
         raise JaxpflError(
-            f"{method.name} does not carry the model's running statistics (BatchNorm): use GroupNorm, or one of {able}"
+            f"{method.name} does not support models with running statistics (BatchNorm): use GroupNorm or one of {able}"
         )
     if work.augment is not None and work.augment.mixes:
         task = mixed_label_task(task)
     algorithm = method.build(task, work, **options)
     if algorithm.pooled != method.pooled:
-        raise JaxpflError(f"{method.name}: Method.pooled is {method.pooled}, Algorithm.pooled is {algorithm.pooled}")
+        raise JaxpflError(f"{method.name}: Method.pooled = {method.pooled}, but Algorithm.pooled = {algorithm.pooled}")
     if method.asynchronous != (algorithm.in_flight is not None):
         raise JaxpflError(
-            f"{method.name}: Method.asynchronous is {method.asynchronous}, Algorithm.in_flight is {algorithm.in_flight}"
+            f"{method.name}: Method.asynchronous = {method.asynchronous}, but Algorithm.in_flight = "
+            f"{algorithm.in_flight}"
         )
     apart = algorithm.reduction is Reduction.STACK and hasattr(method.hyper, "server_lr")
     if apart and work.server_optimizer != "sgd":
         raise JaxpflError(
-            f"{method.name} keeps its clients' uploads apart (Reduction.STACK): server_optimizer = "
-            f"{work.server_optimizer} would change nothing"
+            f"{method.name} does not sum its clients' uploads (Reduction.STACK): server_optimizer = "
+            f"{work.server_optimizer} would have no effect"
         )
     return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 

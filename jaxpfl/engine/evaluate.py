@@ -184,7 +184,7 @@ def make_adapt(
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)
         elif jax.tree.leaves(per_client):
-            raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
+            raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
         states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
         return gather(_each_group(algorithm, plan, arrive, today, states, data), plan.groups)

@@ -109,7 +109,7 @@ class Fit(NamedTuple):
         if delta is None:
             delta = self.delta
         if delta is None:
-            raise JaxpflError("the claim needs a delta: give statement(delta=...), or fit PrivacyConfig(delta=...)")
+            raise JaxpflError("the claim needs a delta: use statement(delta=...), or fit with PrivacyConfig(delta=...)")
         plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise
@@ -295,7 +295,7 @@ def _metric_scores(scores: Mapping[str, Any], metric: str) -> Any:
     """
     if metric not in scores:
         known = ", ".join(name for name in scores if name not in ("diverged", "gradients"))
-        raise JaxpflError(f"the task has no metric {metric!r}, it has {known}: see personalized_score and Fit.mean")
+        raise JaxpflError(f"the task has no metric {metric!r}, only {known}: see personalized_score and Fit.mean")
     return scores[metric]
 
 

@@ -69,7 +69,7 @@ def uses_of(
         if "Guarded" not in str(error):
             raise
         raise JaxpflError(
-            f"{method} cannot protect single examples (privacy.unit = example): it hands them on to another program"
+            f"{method} cannot protect single examples (privacy.unit = example): it uses them outside private gradients"
         ) from error
     return ledgers
 
@@ -121,7 +121,7 @@ def mechanism_for(
 
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)
     if not releases:
-        raise JaxpflError(f"{method} takes no gradient of an example: there is nothing to protect")
+        raise JaxpflError(f"{method} takes no gradients, so privacy.unit = example has nothing to protect")
     found = mechanism_of(
         sizes,
         batch_size=spec.batch_size,

@@ -75,8 +75,8 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
             f"asynchronous rounds need cohorts of a fixed size, got participation = {participation.name}: use uniform"
         )
     for what, has in (
-        ("one group of clients", len(algorithm.clients) > 1),
-        ("no work outside the cohort", algorithm.idle_cap > 0),
+        ("a single group of clients", len(algorithm.clients) > 1),
+        ("a method without work outside the cohort", algorithm.idle_cap > 0),
         ("uploads of a known length: leave out compress", algorithm.counts_bits),
         ("a method that is not private", algorithm.noise is not None),
     ):
@@ -86,7 +86,7 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
         return min(2 * cohort, clients)
     if not cohort <= asked <= clients:
         raise JaxpflError(
-            f"in_flight must be 0 or between {cohort}, the clients in a round, and all {clients} clients, got {asked}"
+            f"in_flight must be 0 or between {cohort} (clients in a round) and {clients} (all clients), got {asked}"
         )
     return asked
 
@@ -102,10 +102,10 @@ def check(message: Message, up: int) -> None:
       JaxpflError: if the server sends clients different messages, or if an upload is not as long as `Message.shared`.
     """
     if jax.tree.leaves(message.per_client):
-        raise JaxpflError("asynchronous rounds (in_flight) send all clients the same: Message.per_client must be None")
+        raise JaxpflError("asynchronous rounds (in_flight) send only a shared message: Message.per_client must be None")
     if up != (down := trees.num_bytes(message.shared)):
         raise JaxpflError(
-            f"asynchronous rounds (in_flight) need uploads as long as Message.shared, {down} bytes, got {up}"
+            f"asynchronous rounds (in_flight) need uploads as large as Message.shared ({down} bytes), got {up}"
         )
 
 

@@ -66,9 +66,9 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise JaxpflError(f"parameters {path!r} are below {parent!r}, which are parameters too")
+                raise JaxpflError(f"parameter {path!r} is inside {parent!r}, which is a parameter too")
         if name in node:
-            raise JaxpflError(f"parameters {path!r} are also a group of others")
+            raise JaxpflError(f"parameter {path!r} is also a group of other parameters")
         node[name] = array
     return tree
 
@@ -106,7 +106,7 @@ class Models:
         if file not in self._stacks:
             self._stacks[file] = self._read(file)
         if any(array.ndim == 0 or len(array) <= row for array in self._stacks[file].values()):
-            raise JaxpflError(f"{self._folder / file} does not hold the {row + 1} clients of its {MANIFEST}")
+            raise JaxpflError(f"{self._folder / file} holds fewer clients than {MANIFEST} lists, at least {row + 1}")
         return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
 
     @property
@@ -154,7 +154,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
       JaxpflError: if the name is unknown, or if no name is given and there are several methods.
     """
     if name is None and len(known) != 1:
-        raise JaxpflError(f"{where} holds several methods, name one: {', '.join(known)}")
+        raise JaxpflError(f"{where} holds several methods: name one of {', '.join(known)}")
     name = next(iter(known)) if name is None else name
     if name not in known:
         raise unknown_name(f"method of {where}", name, known)

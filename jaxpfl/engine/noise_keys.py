@@ -153,7 +153,7 @@ class Ours:
         if keys is not self._last and not _digests(keys) <= self._digests:
             raise JaxpflError(
                 "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
-                "advance it by the simulation that started it, or pass a stored state to adopt"
+                "advance it with the simulation that started it, or pass a stored state to adopt"
             )
 
 
@@ -163,7 +163,7 @@ def foreign(what: str) -> JaxpflError:
     Args:
       what: end of the message, after the words "the state".
     """
-    return JaxpflError(f"the state {what}: advance it by the simulation that started it")
+    return JaxpflError(f"the state {what}: advance it with the simulation that started it")
 
 
 def _digests(keys: Key | None) -> set[bytes]:

@@ -189,7 +189,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
         totals = sizes.sum(axis=1, dtype=np.int64)
         part = max(int(totals.max()), 1)
         if part * devices > MOST_EXAMPLES:
-            raise JaxpflError(f"{devices} devices with {part} examples each: at most {MOST_EXAMPLES} are supported")
+            raise JaxpflError(f"{devices} devices hold {part} examples each: at most {MOST_EXAMPLES} in all fit")
 
         def spread(leaf: Any) -> jax.Array:
             on_host = np.asarray(leaf)

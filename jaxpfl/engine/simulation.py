@@ -105,12 +105,12 @@ class Simulation:
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
-                f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
+                f"participation is for {participation.num_clients} clients, but the data have {federation.num_clients}"
             )
         ids, times = np.unique(np.asarray(federation.client_ids), return_counts=True)
         if (times > 1).any():
             raise JaxpflError(
-                f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} occurs twice"
+                f"client ids must be distinct, as random numbers depend on them: {ids[times > 1][0]} occurs twice"
             )
         agree_on(federation)
         algorithm.check_data(federation)
@@ -132,7 +132,7 @@ class Simulation:
             self._share_bytes = bytes_of_part(shapes, self.plan.model_shards)
         apply = task.model.apply
         if self.plan.precision == "bfloat16" and not isinstance(apply, Half):
-            raise JaxpflError("plan.precision = bfloat16 needs a model in it: jaxpfl.models.in_bfloat16(task)")
+            raise JaxpflError("plan.precision = bfloat16 needs a bfloat16 model: use jaxpfl.models.in_bfloat16(task)")
         self._layers = isinstance(apply.plain if isinstance(apply, Half) else apply, Exchanged)
         execution = self._resolve(of_rounds, participation.capacity)
         on = execution.devices, execution.even
@@ -388,7 +388,7 @@ class Simulation:
         """
         if checkpoints and folder.is_dir():
             raise JaxpflError(
-                f"the clients of the run live on disk, in {folder}: continue it with plan.clients_in = disk"
+                f"the clients' states are on disk, in {folder}: continue the run with plan.clients_in = disk"
             )
 
     def checkpointed(self, state: RunState) -> RunState:
@@ -513,7 +513,7 @@ class Simulation:
         """Place the unseen clients' data; return the clients' groups."""
         both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
         if len(both):
-            raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
+            raise JaxpflError(f"client {both[0]} is in both federation and unseen: unseen clients must not be trained")
         check_rounds("adapt_rounds", adapt_rounds)
         agree_on(unseen)
         self.algorithm.check_data(unseen)

@@ -323,8 +323,8 @@ def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
         run = (seed, *(leaf[i] for leaf in leaves))
         if run in seen:
             raise JaxpflError(
-                f"seed {seed} is given twice for the same hyper-parameters, and both runs would be equal: give each "
-                "another seed"
+                f"seed {seed} is given twice for the same hyper-parameters, so both runs would be equal: give each "
+                "its own seed"
             )
         seen.add(run)
 

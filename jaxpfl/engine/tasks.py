@@ -46,7 +46,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     task = make_task(model, federation, outputs, unseen=unseen, every=kind == NEXT_TOKEN)
     if isinstance(given, Task):
         if given.input_shape != task.input_shape:
-            raise JaxpflError(f"the task is for inputs {given.input_shape}, the data have {task.input_shape}")
+            raise JaxpflError(f"the task takes inputs {given.input_shape}, but the data have {task.input_shape}")
         task = given._replace(model=task.model, input_dtype=task.input_dtype)
     if not isinstance(model, str):
         check_outputs(task, kind, outputs, federation.train.examples.y)
@@ -54,14 +54,14 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     if not isinstance(model, str) and spec.plan.convolutions != "plain":
         slow = [f"{layer.name} ({layer.what}): {layer.why_not}" for layer in layers_of(task) if layer.why_not]
         if slow:
-            warn(f"slow layers of the model, run as they are instead of as products: {'; '.join(slow)}")
+            warn(f"slow layers of the model, which cannot run as matrix products: {'; '.join(slow)}")
     if spec.plan.precision == "bfloat16":
         task = in_bfloat16(task)
     init = task.model.init
     if isinstance(init, Given) and len(set(spec.seeds)) > 1 and spec.warm_start is None:
         warn(
-            f"every seed starts from the parameters of the given {init.name}: a function that makes such a module, in "
-            "from_nnx or from_equinox, draws them for each seed"
+            f"every seed starts from the parameters of the given {init.name}: to draw them for each seed, pass a "
+            "function that makes the module to from_nnx or from_equinox"
         )
     return task if spec.warm_start is None else start_from(task, spec.warm_start)
 
@@ -92,8 +92,8 @@ def make_task(
         low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
         if low < 0 or high >= task.model.vocabulary:
             raise JaxpflError(
-                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, the data have {low if low < 0 else high}: "
-                "give a model of a larger vocabulary, or the number of classes"
+                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, but the data have "
+                f"{low if low < 0 else high}: give a model with a larger vocabulary, or num_classes"
             )
     if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
         return task
@@ -135,7 +135,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
         found = "several for each example" if y.ndim > 1 else f"{y.dtype}"
         fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel, regression or next-token"
         raise JaxpflError(
-            f"labels are {found}, but a classification needs integers [n]: choose a task, such as {fitting}"
+            f"labels are {found}, but classification needs integers [n]: choose another task, such as {fitting}"
         )
     return task or CLASSIFICATION
 
@@ -156,7 +156,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     stated = spec.task.num_classes if isinstance(spec.task, Task) else spec.num_classes
     for y in labels:
         if (found := y.shape[1:]) != of_first:
-            raise JaxpflError(f"every split's and unseen clients' labels must be of shape {of_first}, got {found}")
+            raise JaxpflError(f"labels of all splits and unseen clients must have the shape {of_first}, got {found}")
     if kind == CLASSIFICATION:
         _check(labels, lambda y: y >= 0, "labels of the task classification must be >= 0")
         largest = max(int(y.max(initial=0)) for y in labels)
@@ -167,9 +167,9 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     if kind == NEXT_TOKEN:
         return _tokens(stated, federation, examples)
     if kind in _ONE_LABEL and of_first:
-        raise JaxpflError(f"labels of the task {kind} are [n], got {of_first[0]} for each example: use multilabel")
+        raise JaxpflError(f"labels of the task {kind} must be [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
-        raise JaxpflError("labels of the task multilabel are [n, labels], got [n]: use binary")
+        raise JaxpflError("labels of the task multilabel must be [n, labels], got [n]: use binary")
     if kind in ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
@@ -186,7 +186,7 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(
-            f"labels of the task next-token are integers [n, T], one for each position of inputs [n, T] (-1 for none), "
+            f"labels of the task next-token must be integers [n, T], one for each input token (-1 for none), "
             f"got {y.dtype} {list(y.shape)} for inputs {['n', *shape]}"
         )
     _check(labels, lambda y: y >= NO_LABEL, "labels of the task next-token must be tokens, or -1 for none")
@@ -275,7 +275,7 @@ def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
                 continue
             metric = task.metrics.get(metric) or task_metrics.task_metric(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
-            raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
+            raise JaxpflError(f"the task already has a metric {name!r}: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):
             raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {shown(metric)}")
         added[name] = metric

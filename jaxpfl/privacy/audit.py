@@ -238,7 +238,7 @@ def one_run_lower_bound(
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
-        raise JaxpflError(f"scores and included must be vectors of one length >= 2, got shape {scores.shape}")
+        raise JaxpflError(f"scores and included must be vectors of equal length, at least 2, got shape {scores.shape}")
     if not np.isfinite(scores).all():
         raise JaxpflError(f"scores must be finite, got {np.count_nonzero(~np.isfinite(scores))} non-finite scores")
     if not 0 <= delta < 1:

@@ -191,7 +191,7 @@ class PerStepNoise:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.clips) == len(self.stddevs):
-            raise JaxpflError(f"clips and stddevs must have one length, got {len(self.clips)} and {len(self.stddevs)}")
+            raise JaxpflError(f"clips and stddevs must be equally long, got {len(self.clips)} and {len(self.stddevs)}")
         for i, (c, s) in enumerate(zip(self.clips, self.stddevs, strict=True), 1):
             checks.positive(f"c{i}", c)
             checks.not_negative(f"sigma{i}", s)
@@ -382,7 +382,7 @@ def check_coefficients(c: tuple[float, ...]) -> None:
     """
     values = np.asarray(c, float)
     if not np.isfinite(values).all() or values[0] <= 0:
-        raise JaxpflError(f"coefficients must be finite and the first of them positive, got {c}")
+        raise JaxpflError(f"coefficients must be finite, and the first one positive, got {c}")
     if abs(np.linalg.norm(values) - 1) > 1e-9:
         raise JaxpflError(f"coefficients must have norm 1, got {np.linalg.norm(values):g}")
 

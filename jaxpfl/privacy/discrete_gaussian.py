@@ -162,7 +162,7 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
     low, high = 1e-2, 1.0
     while not enough(high):
         if room(high) > delta_:
-            raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling is less precise")
+            raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling is too coarse")
         if high > MOST_STDDEV:
             raise JaxpflError(
                 f"epsilon {epsilon:g} at {sensitivity} steps needs a stddev above {MOST_STDDEV:g} steps: "

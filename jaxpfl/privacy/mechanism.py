@@ -193,7 +193,7 @@ class Mechanism(NoiseSettings):
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint need noise = per_step")
         if self.noise == "distributed" and self.min_uploads is None:
-            raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads in a round")
+            raise JaxpflError("noise = distributed needs min_uploads, the smallest number of uploads in a round")
         if self.server_adds and self.min_uploads is not None:
             raise JaxpflError("min_uploads needs noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:

@@ -37,7 +37,7 @@ from command import SMALL, jaxpfl
         (["run", "local", "--output", "r", "--resume"], "nothing to resume in r: leave out --resume to start"),
         (["run", "fedper"], "fedper needs a model with a body to share"),
         (["run", "persfl"], "persfl selects models on validation examples, but 6 of 6 clients have none"),
-        (["run", "local", "--plan.devices", "4"], "plan.devices must be at most the 2 present, got 4"),
+        (["run", "local", "--plan.devices", "4"], "plan.devices must be at most 2, the devices present, got 4"),
         (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
         (["run", "local", "--config", "none.toml"], "cannot read none.toml"),
         (["run", "local", "--output", "/proc/none/run"], "cannot write to /proc/none/run"),

@@ -29,7 +29,7 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
     more = ["--resume", "--rounds", "6"]
     refused = jaxpfl(capsys, *command, *more)
     assert refused.status == 2
-    assert "clients of the run live on disk" in refused.err
+    assert "clients' states are on disk" in refused.err
     assert "plan.clients_in = disk" in refused.err.splitlines()[-1]
     assert jaxpfl(capsys, *command, *more, *ON_DISK).status == 0
     assert jaxpfl(capsys, "export", folder, "--output", models).status == 0
@@ -39,7 +39,7 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [r for r in records(folder) if r["kind"] == "round"] == [r for r in records(whole) if r["kind"] == "round"]
     other = jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, "--output", whole, "--resume", "--rounds", "8", *ON_DISK)
     assert other.status == 2
-    assert "do not live on disk" in other.err
+    assert "are not on disk" in other.err
     # Those in the host's memory are in the checkpoints, as those on the device are.
     host = ["--plan.clients-in", "host", "--resume", "--rounds", "8", "--output", whole]
     assert jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, *host).status == 0

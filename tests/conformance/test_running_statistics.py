@@ -27,6 +27,6 @@ def test_everything_that_must_not_matter_at_once(federation, name, batch_size):
 def test_other_methods_say_that_they_do_not_carry_them(federation, name):
 
     task = make_task("mlp-bn:6", federation, 3)
-    with pytest.raises(JaxpflError, match=f"{name} does not carry the model's running statistics") as error:
+    with pytest.raises(JaxpflError, match=f"{name} does not support models with running statistics") as error:
         build(METHODS[name], task, LocalWork(np.asarray(federation.train.size), 3, 6), {})
     assert "\n" not in str(error.value)

@@ -108,7 +108,7 @@ def test_an_undo_record_of_a_row_that_is_not_there_is_refused(tmp_path: Path, ro
     path = tmp_path / "undo-0"
     body = np.array([row], "<i8").tobytes() + bytes(24)
     path.write_bytes(undo._HEAD.pack(1, len(body), zlib.crc32(body)) + body)
-    with pytest.raises(JaxpflError, match=rf"undo-0 is damaged: it keeps row {row}, expected 0 to 3"):
+    with pytest.raises(JaxpflError, match=rf"undo-0 is damaged: it names row {row}, expected 0 to 3"):
         list(undo.records(path, 4, 24))
     with pytest.raises(JaxpflError, match="is damaged"):
         undo.Journal(path, 4, 24)

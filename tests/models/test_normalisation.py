@@ -227,7 +227,7 @@ def federation():
 @pytest.mark.parametrize(
     ("method", "options", "why"),
     [
-        ("adaped", {}, r"adaped does not carry the model's running statistics .* one of local, fedavg"),
+        ("adaped", {}, r"adaped does not support models with running statistics .* one of local, fedavg"),
         ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova does not support BatchNorm"),
         ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, r"running statistics \(fedavg\)"),
         ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes the examples of a batch"),

@@ -164,7 +164,7 @@ def test_a_trimmed_state_goes_on_with_other_devices(clients, request, own_data):
 
 @pytest.mark.parametrize(
     ("devices", "message"),
-    [(3, "at most the 2 present"), (0, "positive"), ("two", "positive")],
+    [(3, "at most 2, the devices present"), (0, "positive"), ("two", "positive")],
 )
 def test_devices_that_cannot_be(clients, devices, message):
     with pytest.raises(JaxpflError, match=message):
@@ -173,5 +173,5 @@ def test_devices_that_cannot_be(clients, devices, message):
 
 def test_a_cohort_of_one_takes_one_device(clients):
     assert simulate(METHODS["local"], clients, cohort=1).execution.devices == 1
-    with pytest.raises(JaxpflError, match="at most the 1 clients of a round"):
+    with pytest.raises(JaxpflError, match="at most 1, the clients of a round"):
         simulate(METHODS["local"], clients, cohort=1, plan=ExecutionPlan(devices=2))

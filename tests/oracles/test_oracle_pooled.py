@@ -141,7 +141,7 @@ def test_every_client_is_scored_with_the_state_of_the_one_that_trains():
     for found in (simulation.evaluate(state), simulation.evaluate_unseen(state, rounds=3)):
         np.testing.assert_allclose(found["after"]["loss"], found["global"]["loss"], rtol=1e-9)
         np.testing.assert_array_equal(found["before"]["loss"], found["after"]["loss"])
-    with pytest.raises(JaxpflError, match=r"^mine: Method\.pooled is False, Algorithm\.pooled is True$"):
+    with pytest.raises(JaxpflError, match=r"^mine: Method\.pooled = False, but Algorithm\.pooled = True$"):
         Assembled(RunSpec(method=method._replace(pooled=False)), *given).simulation()
 
 

@@ -213,8 +213,8 @@ def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
 @pytest.mark.parametrize(
     ("method", "privacy", "more", "said"),
     [
-        ("fedavg", CENTRAL, {}, "fedavg.lr_decay counts the steps of the client with the most examples"),
-        ("adaped-plus", CENTRAL, {"lr_schedule": "constant", "hyper": {"anneal": 0.5}}, "adaped-plus.anneal counts"),
+        ("fedavg", CENTRAL, {}, "fedavg.lr_decay depends on the steps of the client with the most examples"),
+        ("adaped-plus", CENTRAL, {"lr_schedule": "constant", "hyper": {"anneal": 0.5}}, "adaped-plus.anneal depends"),
     ],
 )
 def test_work_in_epochs_may_not_tell_of_one_client(federation, method, privacy, more, said):

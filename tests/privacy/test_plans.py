@@ -233,7 +233,7 @@ def test_impossible_targets():
         (lambda: CentralNoise(1.0, count_stddev=math.inf), "count_stddev must be > 0 and finite, got inf"),
         (lambda: CentralNoise(1.0, releases=0), "releases must be a whole number"),
         (lambda: DistributedNoise(1.0, 0), "min_uploads must be a whole number of at least 1, got 0"),
-        (lambda: PerStepNoise((1.0,), (1.0, 2.0), 1, 1), "clips and stddevs must have one length, got 1 and 2"),
+        (lambda: PerStepNoise((1.0,), (1.0, 2.0), 1, 1), "clips and stddevs must be equally long, got 1 and 2"),
         (lambda: PerStepNoise((1.0, 0.0), (1.0, 2.0), 1, 1), "c2 must be > 0 and finite, got 0.0"),
         (lambda: PerStepNoise((1.0,), (-1.0,), 1, 1), "sigma1 must be >= 0"),
         (lambda: Poisson(0.0), "sampling_rate must be > 0 and <= 1, got 0.0"),

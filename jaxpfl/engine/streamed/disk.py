@@ -223,7 +223,7 @@ def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, byte
                 return
             numbers = np.frombuffer(body[: 8 * kept], "<i8")
             for other in numbers[(numbers < 0) | (numbers >= rows)]:
-                raise JaxpflError(f"{path} is damaged: it keeps row {other}, expected 0 to {rows - 1}")
+                raise JaxpflError(f"{path} is damaged: it names row {other}, expected 0 to {rows - 1}")
             yield numbers, body[8 * kept :]
 
 
@@ -373,7 +373,7 @@ class Disk:
           JaxpflError: if the files have no journal of that round, are damaged or are temporary.
         """
         if self._temporary:
-            raise JaxpflError(f"the clients' states were in temporary files, and those of round {round} are gone")
+            raise JaxpflError(f"the clients' states were in temporary files, which no longer hold round {round}")
         if self._journal is not None:
             self._journal.close()
             self._journal = None

@@ -108,12 +108,12 @@ class StreamedSimulation(Simulation):
             super().keep_clients_in(folder, checkpoints)
         elif self.plan.folder is not None:
             raise JaxpflError(
-                f"plan.folder = {self.plan.folder} is for clients without a run folder: leave it out, the clients of "
-                f"this run live in {folder}"
+                f"plan.folder = {self.plan.folder} is for runs without a run folder: leave it out, as this run keeps "
+                f"its clients' states in {folder}"
             )
         elif checkpoints and not folder.is_dir():
             raise JaxpflError(
-                f"the clients of the run do not live on disk, in {folder}: leave out plan.clients_in = disk"
+                f"the clients' states of this run are not on disk, in {folder}: leave out plan.clients_in = disk"
             )
         else:
             self._folder = folder
@@ -160,13 +160,13 @@ class StreamedSimulation(Simulation):
         need, place = trees.num_bytes(shapes), self._folder or self.plan.folder
         if place is None and need > _UNNAMED:
             raise JaxpflError(
-                f"the clients' states need {readable(need)} on disk, and temporary files take {readable(_UNNAMED)} "
-                "unless plan.folder names their folder"
+                f"the clients' states need {readable(need)} on disk, but temporary files take {readable(_UNNAMED)} "
+                "at most: set plan.folder"
             )
         folder = Path(place or tempfile.gettempdir())
         if need >= _ANNOUNCED:
             kind = "temporary files" if self._folder is None else "files"
-            warn(f"the clients' states, {readable(need)}, go to {kind} in {folder}")
+            warn(f"the clients' states, {readable(need)}, are written to {kind} in {folder}")
         self._disk = Disk(folder, shapes, _names(keys), temporary=self._folder is None)
         return self._disk.tree
 
@@ -223,7 +223,7 @@ class StreamedSimulation(Simulation):
         if not np.array_equal(np.asarray(state.round), self._now[1]):
             raise JaxpflError(
                 f"the state of round {int(np.max(state.round))} was advanced to round {int(self._now[1].max())}, and "
-                "its clients were written over: go on from what advance returned"
+                "its clients' states were overwritten: continue with the state that advance returned"
             )
 
     def _taking(self, state: RunState) -> rows.Take:
