@@ -109,8 +109,8 @@ def least_squares(data: Rotated) -> Array:
 def pooled(data: Rotated) -> Array:
     """Least-squares coefficients [d] for all clients' data, leaves [m, ...]: FedAvg's solution for a linear model.
 
-    The decomposition of the pooled data takes rotated data as input, so that it runs after the clients' decompositions,
-    and not concurrently (see `rotate`).
+    The input is rotated data, so the decomposition of the pooled data runs after the clients' decompositions. Two
+    concurrent decompositions could block each other (see `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)

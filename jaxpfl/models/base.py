@@ -315,7 +315,9 @@ def binary_task(task: Task) -> Task:
 
 
 def ranking_task(task: Task) -> Task:
-    """Return the task of ranking labels 1 before labels 0 by one logit, with metrics "auc" (headline) and "loss".
+    """Return the task of ranking examples with label 1 above examples with label 0 by a single logit.
+
+    Its metrics are "auc" (the headline) and "loss".
 
     The loss is the logistic loss of `binary_task`. Its minimiser, the log-odds of label 1, has the largest AUC. Unlike
     a loss over pairs, it is a mean over examples, so it is defined even if a client or mini-batch has only one class.

@@ -1,9 +1,10 @@
-"""Convolutions and pools of any layout, in forms that are fast when every client has a different kernel.
+"""Convolutions and pooling operations in any layout, in forms that are fast when every client has a different kernel.
 
-``vmap`` over kernels turns ``lax.conv`` into a grouped convolution. This module computes a convolution as one product
-of patches with the kernel, and a pool as a maximum or sum over the positions of a window. Both functions take the
-parameters of the JAX primitives that they replace, for use by `rewriting`. Inside, the batch is the minor dimension, as
-in `convolution`; between two layers XLA cancels the transpositions.
+``vmap`` over kernels turns ``lax.conv`` into a grouped convolution, which XLA runs slowly. Instead, this module
+computes a convolution as one product of patches with the kernel, and a pooling operation as a maximum or sum over the
+positions of a window. Both functions take the parameters of the JAX primitives that they replace, for use by
+`rewriting`. They transpose their input so that the batch is the last dimension (as in the module `convolution`), and
+transpose the result back. XLA cancels these transpositions between two layers.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Full:
     """Full participation: every client takes part in every round.
 
     Attributes:
-      num_clients: number of clients m; None if irrelevant.
+      num_clients: number of clients m; None if unknown.
     """
 
     num_clients: int | None = None
@@ -305,7 +305,7 @@ class Cyclic:
     Attributes:
       cycle: number of rounds from one turn of a client to the next.
       rate: probability q that a client takes part in its turn.
-      num_clients: number of clients m; None if irrelevant.
+      num_clients: number of clients m; None if unknown.
     """
 
     cycle: int

@@ -3,11 +3,11 @@ r"""Discrete Gaussian mechanism: integer noise on integers, for private messages
 The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. It is added to a number in {0, ...,
 L} (a quantiser's level), which has sensitivity L.
 
-The relation between eps, delta and sigma is exact: it is a sum over the integers, for every shift up to the
-sensitivity. The sampler's error is known. Its probabilities are multiples of 2^-64, within 2^-64 of the true
-probabilities, and its range ends where the tails hold less than 2^-64. Its distribution is within a total variation of
-`Table.distance` of the true one. A mechanism at that distance from an (eps, delta)-DP mechanism is (eps, delta + (1 +
-e^eps) distance)-DP, which `stddev` takes into account.
+Delta is computed exactly from eps and sigma: it is the maximum, over all shifts up to the sensitivity, of a sum over
+the integers. The error of the sampler is known: its probabilities are multiples of 2^-64, within 2^-64 of the true
+probabilities, and its range ends where the tails have a mass below 2^-64. Its total variation distance from the true
+distribution is at most `Table.distance`. A mechanism at that distance from an (eps, delta)-DP mechanism is (eps, delta
++ (1 + e^eps) distance)-DP, which `stddev` takes into account.
 
 Two things are not covered. Random bits come from JAX's generator, which is not cryptographic: the sampler is for
 simulation. The sampling time is constant only if the hardware executes each step in constant time.

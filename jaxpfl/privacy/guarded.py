@@ -8,7 +8,7 @@ in a user's own method.
 
 Formal guarantees: adding or removing one example changes the sum of a batch's clipped gradients by at most C, whatever
 the example. N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
-the round, the client, the descent and the step. Its noise is drawn from a different stream.
+the round, the client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
 """
 
 from __future__ import annotations

@@ -154,10 +154,11 @@ def bounded(x: Array, bound: Scalar) -> Array:
 def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     """Draw True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
 
-    The less probable outcome, with probability p, is drawn if ``uniform <= p``. Uniforms are multiples of the
-    generator's step, so the sampled probability is the next multiple above p, but never above one half. If p underflows
-    to zero, as a sigmoid does at eps 88, the sampled probability is one step. The code computes p as a convex
-    combination because 1 - tanh would be inaccurate for large eps.
+    Let p be the probability of the less probable outcome, p = |x| sigmoid(-eps) + (1 - |x|) / 2. This outcome is drawn
+    if ``uniform <= p``. Uniforms are multiples of the generator's step, so the sampled probability is the next multiple
+    above p, but never above one half. If p underflows to zero (for |x| = 1 and eps above 88 in float32), the sampled
+    probability is one step. The code computes p by this formula because the equal (1 - |x| tanh(eps/2)) / 2 would be
+    inaccurate for large eps.
     """
     noise.enter("a client's bit", key, x.size, jnp.nan)
     dtype = jnp.promote_types(x.dtype, jnp.float32)

@@ -219,7 +219,7 @@ class ProbabilityPrior(NamedTuple):
 
     Attributes:
       name: text from which P was parsed.
-      draw: ``(key, m) -> p [m]``.
+      draw: function ``(key, m) -> [m]`` that draws m probabilities.
       population: mean and variance of P.
       beta: (alpha, beta) if P is a Beta distribution, otherwise None.
     """

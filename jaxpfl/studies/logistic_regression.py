@@ -20,9 +20,10 @@ from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 @dataclass(frozen=True)
 class LogisticSettings(Settings):
-    """Model: P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I).
+    """Settings of the study.
 
-    The paper has no experiment with this model.
+    The model is P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I). The paper has no
+    experiment with this model.
     """
 
     clients: int = within(1000, minimum(2))

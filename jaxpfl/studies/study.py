@@ -150,9 +150,10 @@ class Study:
         """Run the study.
 
         Args:
-          settings: the settings; by default all settings have their defaults.
-          options: the options; by default all options have their defaults. None for a study without options.
-          read: data of a study that reads data; by default the data are read here.
+          settings: settings of the study; None uses the defaults.
+          options: options of the study; None uses their defaults. Ignored by a study without options.
+          read: data that were already read by ``reads``; by default, this function calls ``reads``. Ignored by a study
+            that draws its data.
 
         Raises:
           JaxpflError: as in the settings' ``check``, and if the seed does not fit in 32 bits.

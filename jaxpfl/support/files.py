@@ -181,10 +181,11 @@ def jsonable(value: Any) -> Any:
 
 
 class Records:
-    """``metrics.jsonl``: one JSON object per line for each round and evaluation of each method, in order of time.
+    """``metrics.jsonl``: one JSON object per line for each round and evaluation of each method, in chronological order.
 
     A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, which together identify it. An
-    evaluation also has its ``seconds``. Every other value is a list with one number per seed.
+    evaluation also has ``seconds``, the time spent on the method so far, without compilation. Every other value is a
+    list with one number per seed.
     """
 
     def __init__(self, path: Path):

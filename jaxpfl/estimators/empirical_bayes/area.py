@@ -146,7 +146,9 @@ class AreaMeans(NamedTuple):
 
 
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
-    """Fit the regression and the variance A of the clients' means about it, and predict every client's mean.
+    """Estimate the regression coefficients and the variance A of the clients' means around the regression.
+
+    The result also has a prediction of every client's mean.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
@@ -154,14 +156,14 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
       s: positive standard errors, [m], or one for all clients.
       z: the covariates, [m], [m, k], or columns of a data frame.
-      fit: likelihood of A: "reml" (restricted), or "ml". The ML estimate of A is too small on average, by the fraction
-        p / m if all s are equal.
-      intercept: whether a column of ones precedes the covariates.
+      fit: likelihood of A: "reml" (restricted), or "ml". On average, the ML estimate of A is too small by a fraction of
+        p / m, with p coefficients (including the intercept) and m clients, if all s are equal.
+      intercept: whether to prepend a column of ones to the covariates; ``z`` must not contain one.
 
     Raises:
-      JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers, belong to different clients than x,
-        or are linearly dependent; or if there are not at least three more clients than coefficients. Inside a JAX
-        transformation, values are not checked.
+      JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers or are linearly dependent; if the
+        data-frame indexes of x, s and z name different clients; or if there are not at least three more clients than
+        coefficients. Inside a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)

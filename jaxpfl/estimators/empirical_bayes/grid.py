@@ -110,9 +110,9 @@ def _boundary_step(at: Array, move: Array) -> Array:
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
     """Group many clients into bins: mean estimate, mean error and total weight of each bin, [estimates * errors] each.
 
-    Bins have equal lengths in asinh(x), so bins far from zero are wide, and equal lengths in log(s). The clients in a
-    bin are replaced by their means. For a smooth likelihood, this causes an error of the order of the second
-    derivatives times the variances within bins.
+    Bins are equally spaced in asinh(x) and in log(s). Bins far from x = 0 are therefore wide. The clients in a bin are
+    replaced by their means. For a smooth likelihood, this causes an error of the order of the second derivatives times
+    the variances within bins.
 
     Args:
       x, s, w: estimates, positive standard errors and weights of the clients, [m] each; s is of the order of one.
