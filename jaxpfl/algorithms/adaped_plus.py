@@ -217,7 +217,11 @@ def _tuned(plus: _Plus) -> Client:
 def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
     """Make the client that keeps theta.
 
-    With ``at_first``, theta starts from the mu of the client's first round in a cohort; otherwise from round 0's mu.
+    Args:
+      plus: the method's parts.
+      at_first: if True, theta starts from the mu that the client receives in the first round in which it takes part;
+        otherwise from the initial mu.
+      idles: whether the client also trains in rounds in which it does not take part.
     """
     steps = plus.steps
     work, task = steps.work, steps.task

@@ -114,9 +114,9 @@ def write(
     files: str = "summary.json, plots/",
     again: Sequence[str] = (),
 ) -> None:
-    """Write a study's results and plots into the output folder, if there is one, and print the results as JSON.
+    """Write a study's results and plots into the output folder, if there is one.
 
-    JSON is printed only if ``to.json`` is true.
+    Print the results as JSON if ``to.json``, otherwise the folder's path, if there is one.
 
     Args:
       result: results of the study.

@@ -185,9 +185,9 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
 
     Args:
       batching: plan made by `plan_batches`.
-      key: the client's OWN key for draws, which is the same in every round (rounds differ by ``participations``).
-      participations: [] integer, the number of rounds in which this client has trained before. Draws are exact as long
-        as participations * steps stays below 2**32.
+      key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
+      participations: [] integer, the number of rounds in which this client has trained before. The position in the
+        sequence of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
       size: [] int32, the client's number of examples n_i. For a client without examples (an empty slot of a cohort), no
         slot of a batch is valid.
 

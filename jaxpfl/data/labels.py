@@ -162,8 +162,8 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
 
     Args:
       x: inputs [N, ...] that pass `check_finite`.
-      wide: whether to return float64; by default, True if `digit_loss` finds a feature (whose mean is large relative to
-        its spread).
+      wide: whether to return float64; by default, True if `digit_loss` finds a feature that would lose digits because
+        its mean is large relative to its spread.
     """
     if x.dtype == np.float32:
         return x

@@ -100,7 +100,8 @@ def _spread(values: np.ndarray) -> np.ndarray:
 def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, *, ranges: bool = False) -> None:
     """Plot the mean over the seeds, with a band (an error bar for a single round) of one standard deviation.
 
-    With ``ranges``, the band extends from the lowest to the highest seed, so it stays within the metric's bounds.
+    With ``ranges``, the band extends from the lowest to the highest value over the seeds, so it stays within the
+    metric's bounds.
     """
     mean = values.mean(axis=1)
     axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))

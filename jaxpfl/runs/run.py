@@ -64,7 +64,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
     """Create a run folder; with ``resume``, open an existing run; with ``force``, replace an existing run.
 
     Returns:
-      Changes of a resumed run that are allowed, each ``name: old -> new``.
+      The changes relative to the stored run, all of them allowed, as text (usually ``name: old -> new``); empty for a
+      new run.
 
     Raises:
       JaxpflError: if the folder cannot be written; if it contains a run and neither ``resume`` nor ``force`` is true;
@@ -136,8 +137,8 @@ def run_methods(
     Args:
       experiment: experiment to run.
       folder: run folder, opened by `open_folder`.
-      reporter: receiver of the progress.
-      trackers: further receivers of every record, such as TensorBoard.
+      reporter: object whose methods are called with the run's progress.
+      trackers: objects that receive every record, such as TensorBoard's.
       traced: whether to write a profiler trace to ``profile/METHOD``. The second call of each method's program is
         traced, because the first includes compilation.
 

@@ -196,7 +196,7 @@ def _classes(names: list[Any], most: int = 10) -> str:
 def _undefined(summary: dict[str, Any]) -> list[str]:
     """Return notes about metrics that are undefined for some clients' test examples.
 
-    The numbers of such clients are the same for all methods.
+    For each metric, the number of such clients is the same for all methods.
     """
     found: dict[str, int] = {}
     for row in summary["methods"].values():

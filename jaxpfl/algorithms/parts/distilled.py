@@ -166,7 +166,7 @@ class Distilled(NamedTuple):
         Args:
           key, hp, ctx, data: arguments of the client's functions and of `run_steps`.
           theta: the parameters before the first step.
-          gamma: mu, and psi before the first step.
+          gamma: `Shared` with mu, which stays fixed, and the initial psi.
           rate: the learning rate eta_1 after decay.
           steps: number of steps on theta; None for tau.
           seen: function from psi to the scale that the updates of theta use, as in `step`.

@@ -1,6 +1,8 @@
-r"""Token counts by user in compressed sparse rows: splits of the counts, synthetic users, and files.
+r"""Users' token counts in compressed sparse rows, and functions that split them, simulate users, and read files.
 
-The histograms of synthetic users are drawn from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1):
+The token distribution :math:`Q_u` of each simulated user u is drawn from a mixture of Dirichlet distributions with
+weights w, means :math:`P_c` and concentration alpha; the user then has :math:`m_u` tokens (Setlur et al. 2023, section
+2.1):
 
 .. math:: c_u \sim w, \quad Q_u \sim Dir(\alpha P_{c_u}), \quad counts_u \sim Multinomial(m_u, Q_u)
 
@@ -265,7 +267,7 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:
-    """Load token counts of the users of a public chat, ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
+    """Load token counts of the users of a public chat from ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
 
     The archive has ``indptr``, ``indices``, ``counts`` (compressed sparse rows) and ``vocab``. Users without tokens are
     left out.
@@ -305,8 +307,8 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 def read_leaf_counts(folder: Path) -> TokenCounts:
     """Count each user's target tokens in LEAF's Reddit files, training and test together.
 
-    Padding, words outside the vocabulary, and marks of beginning and end are not counted. Users without tokens are left
-    out, with a warning.
+    Padding, words outside the vocabulary, and beginning- and end-of-sequence tokens are not counted. Users without
+    tokens are left out, with a warning.
 
     Args:
       folder: folder of the files, as in `leaf.load_leaf`.

@@ -152,10 +152,10 @@ def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
 
 
 def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
-    """Run a group in a process of Ray, and return its records.
+    """Run a group in a Ray worker process, and return its records.
 
-    The process uses as many devices and XLA threads as the sweep began with, even if it has fewer or more cores. The
-    order of additions depends on both numbers.
+    The process uses as many devices and XLA threads as the sweep began with, even if the machine has fewer or more
+    cores, because the order of floating-point additions, and so the last bits of the results, depend on both numbers.
     """
     use_cpu_cores(devices)
     compile_cache.enable()
