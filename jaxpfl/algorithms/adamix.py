@@ -44,7 +44,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
 
     Raises:
       JaxpflError: if there is no component, or the privacy mechanism is not central noise with a fixed clipping norm.
-        When a run starts, also if there are more components than clients in a round.
+        The error is raised when a run starts if there are more components than clients in a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")

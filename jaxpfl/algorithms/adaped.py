@@ -30,11 +30,11 @@ the floor.
 Under the noise of differential privacy, distillation from mu may harm theta. psi is noisy too and rises slowly, so it
 does not weaken the distillation term enough. With ``gate``, a client weights this term by how well mu predicts the
 client's own labels, and ignores mu if mu is no better than a uniform guess. The gate has no privacy cost, because theta
-is not uploaded. It is not in the paper.
+is not uploaded. The gate is not in the paper.
 
 With noise in every step (`StepNoise`), the gradients with respect to mu and psi are clipped and noised one after the
-other, as in the paper, or jointly. The joint version releases both gradients together. It therefore evaluates psi's
-gradient at the mu before the step.
+other, as in the paper, or jointly. The joint version adds noise to both gradients at once, and therefore evaluates
+psi's gradient at the mu before the step.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.

@@ -9,8 +9,9 @@ predictions. Each local step of a client in the cohort makes three updates, in t
    \mu^+ &= \mu - \eta_2 \nabla_\mu [ \kappa CE(\mu) + \delta f(\theta^+, \mu) / (2\tilde\psi) ] \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`. The factors g and a are 1, unless
-the options ``gate`` and ``normalize`` are set. The server averages mu and psi, weighted by examples. With distillation
+The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`. The factor g is 1 unless the
+option ``gate`` is set, and a is 1 unless ``normalize`` is set. The learning rates eta and the constant c are as in
+`adaped`. The server averages mu and psi, weighted by the numbers of examples. With distillation
 alone (kappa = 0, delta = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a
 single client's examples. With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 
@@ -27,8 +28,8 @@ The options are
 - starting a kept theta from the mu of the client's first round in a cohort instead of the mu of round 0 (``start``);
 - fine-tuning before a prediction (``fine_tune_steps``);
 - another initial psi (``psi_init``), annealing of psi (``anneal``), and a psi that each client estimates (``own_psi``);
-- normalising the weights 1 and 1/(2 psi) to sum to one, so that a small psi does not raise the effective learning rate
-  (``normalize``);
+- normalising the weights of CE and f in theta's loss, 1 and 1/(2 psi), to sum to one, so that a small psi does not
+  raise the effective learning rate (``normalize``);
 - the gate (``gate``), and training outside the cohort (``idle_rounds``).
 
 With ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1, the method is AdaPeD, except that
@@ -36,9 +37,9 @@ the server's mean is weighted by examples.
 
 The distillation term in fine-tuning had no benefit in the measured cases (``docs/records/adaped-plus.md``). Without
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
-all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (permuted
-labels, say), theta starts from a wrong model and is regularised towards it, and `local` or `ifca` are better; the gate
-removes only the regularisation. All clients have the architecture of mu.
+all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (for
+example, because their labels are permuted), theta starts from a wrong model and is regularised towards this model.
+`local` or `ifca` are then better; the gate removes only the regularisation. All clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.
@@ -180,7 +181,7 @@ class _Plus(NamedTuple):
 
 
 def _normalized(psi: Array) -> Array:
-    """Factor ``2 psi / (1 + 2 psi)``, which makes the weights 1 and 1/(2 psi) sum to one."""
+    """Factor ``2 psi / (1 + 2 psi)``, which makes the loss weights 1 and 1/(2 psi) sum to one."""
     return 2 * psi / (1 + 2 * psi)
 
 

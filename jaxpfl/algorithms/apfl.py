@@ -1,7 +1,8 @@
 r"""APFL: personalised models whose parameters are mixtures of a local model's and the global model's parameters.
 
 A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Let
-:math:`\bar v = \alpha v + (1 - \alpha) w` with the values before a step. Each of the tau steps is
+:math:`\bar v = \alpha v + (1 - \alpha) w` with the values before a step, and let f_i be the client's loss. Each of the
+tau steps is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\
@@ -70,7 +71,8 @@ def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
 def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool = False) -> Algorithm:
     """APFL: adaptive personalised FL, which mixes each client's local model with the averaged global model.
 
-    The personalised model is ``alpha_i v_i + (1 - alpha_i) mu``. The global model mu is the average of the w.
+    The personalised model is ``alpha_i v_i + (1 - alpha_i) mu``, where v_i is the client's local model and alpha_i its
+    mixture weight. The global model mu is the average of the clients' trained copies w of mu.
 
     Args:
       task: the model and its loss.

@@ -16,7 +16,7 @@ The cluster is split only if this largest cosine, :math:`\alpha_\text{cross}`, s
 :math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`, where gamma is the paper's bound on the noise of the updates. The
 models of both new clusters start from theta_c, and the mean update of each cluster's clients is added.
 
-The exact bipartition is single linkage on the cosines, which removes the weakest edge from a maximum spanning tree.
+The minimum is found exactly by single linkage: the weakest edge is removed from a maximum spanning tree of the cosines.
 Clusters are split until there are ``max_clusters`` clusters, and are never merged. A cluster is not split in a round in
 which one of its clients dropped out or diverged.
 
@@ -146,7 +146,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
       max_clusters: largest number k of clusters, at least 2.
 
     Raises:
-      JaxpflError: if ``max_clusters`` is below two; when traced, also if not all clients take part in every round.
+      JaxpflError: if ``max_clusters`` is below two or, when a round is traced, if not all clients take part in it.
     """
     if max_clusters < 2:
         raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: use fedavg for a single cluster")

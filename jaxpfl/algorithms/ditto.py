@@ -5,7 +5,8 @@ which mu is fixed:
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
-The client uploads w - mu, weighted by its number of examples as in FedAvg. v_i stays with the client.
+Here f_i is the client's loss, and lambda the weight of the regularisation. The client uploads w - mu, weighted by its
+number of examples as in FedAvg. v_i stays with the client.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 https://arxiv.org/abs/2012.04221.
@@ -43,7 +44,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      personal_steps: s, number of steps on v in a round; 0 for as many as on w, on the same mini-batches.
+      personal_steps: number s of steps on v_i in a round; 0 for as many as on w, on the same mini-batches.
     """
     if personal_steps < 0:
         raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")

@@ -10,8 +10,9 @@ model :math:`\mu_{t - \tau_i}`, and the server's step is
 .. math:: \mu_{t+1} = \mu_t + \frac{\sum_i n_i\, s(\tau_i) (w_i - \mu_{t - \tau_i})}{\sum_i n_i}, \qquad
    s(\tau) = (1 + \tau)^{-a}
 
-with sums over the K clients. The staleness weights s are not normalised, so they shorten the step. The paper's mean is
-uniform (set ``weighting``). A server optimizer treats the negative mean as a gradient.
+with sums over the K clients, numbers of examples n_i, and the exponent a (the hyper-parameter ``staleness``). The
+staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform (set ``weighting``). A
+server optimizer treats the negative mean as a gradient.
 
 The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
 fits their data. It also performs poorly if M is many times K, because clients then train from old models. Without a

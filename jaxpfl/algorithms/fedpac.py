@@ -98,7 +98,7 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's upload; also the weights of the upload's parts.
+    """A client's upload, or the weights of the upload's parts as a tree of the same form.
 
     The weight of the body is the client's weight, the weights of the means are the class counts [K], and the other
     parts have weight 1.
@@ -107,8 +107,8 @@ class Sent(NamedTuple):
       body: change of the body.
       head: change of the head.
       means: changes of the class means, [K, F].
-      variance: V, [].
-      moments: m, [K, F].
+      variance: the client's statistic V (see the module), [].
+      moments: the client's statistic m, [K, F].
     """
 
     body: PyTree
@@ -124,8 +124,8 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
     Heads of invalid slots have weight zero.
 
     Args:
-      variances: the V of each slot, [C].
-      moments: the m of each slot, [C, K, F].
+      variances: the statistic V of each slot's client (see the module), [C].
+      moments: the statistic m of each slot's client, [C, K, F].
       valid: mask of the slots with an upload, [C] bool.
     """
 

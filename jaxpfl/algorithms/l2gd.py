@@ -18,9 +18,10 @@ For any tau, there are thus on average (1 - p) / p local steps for each aggregat
 server draws the kind of the round and broadcasts it to the cohort.
 
 The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
-the mean update of the cohort S. The mean is therefore exact under partial participation, except for clients that drop
-out. In the paper, clients communicate only when an aggregation follows local steps. Here they communicate in every
-round, and the counted bytes are an upper bound. Weight decay is added to the gradients of f_i.
+the mean update of the cohort S. The server's mean is therefore the mean of all models even under partial participation,
+except for clients that drop out. In the paper, clients communicate only when an aggregation follows local steps. Here
+they communicate in every round, and the counted bytes are an upper bound. Weight decay is added to the gradients of
+f_i.
 
 Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models",
 https://arxiv.org/abs/2002.05516.

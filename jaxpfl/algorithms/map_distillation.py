@@ -33,14 +33,15 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With c = 5 and default options, this is AdaPeD without AdaPeD's options. `priors.distillation` defines the density
-    and its normaliser. The personalised model is the client's own theta_i. The global model is mu.
+    With default options and c = 5 (the constant in psi's gradient), this is AdaPeD without AdaPeD's options.
+    `priors.distillation` defines the density and its normaliser. The personalised model is the client's own theta_i.
+    The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`.
       distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for
         KL(q || p), square for |p - q|^2.
-      exact: whether to use the density's exact normaliser instead of log(2 psi) / 2; only for kd.
+      exact: whether to use the density's exact normaliser instead of the paper's log(2 psi) / 2; only for kd.
       scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 
     Raises:

@@ -148,7 +148,8 @@ def map_personalization(
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
-      prior: ``hp -> Prior``, where hp is a `MapHyper`, possibly with further fields for the prior.
+      prior: function that makes the prior from the hyper-parameters, a `MapHyper` that may have further fields for the
+        prior.
       estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
         ``Prior.fit`` to the uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".

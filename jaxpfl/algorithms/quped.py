@@ -9,7 +9,7 @@ updates, in this order:
 
 where CE is the cross-entropy and p are the predicted class probabilities on the mini-batch. Both updates decrease the
 same divergence KL, weighted by lambda_p. The server averages mu uniformly. In full precision, this is the method with
-which Ozkara et al. 2023 compare theirs.
+which Ozkara et al. 2023 compare AdaPeD.
 
 With ``bits`` = b, predictions use quantised parameters Q(theta), where each parameter array x becomes
 

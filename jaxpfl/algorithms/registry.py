@@ -58,7 +58,8 @@ class Method(NamedTuple):
 
     Attributes:
       name: name on the command line.
-      build: ``(task, work, **options) -> Algorithm``, where the keyword-only arguments are the static options.
+      build: function that makes the `Algorithm`, ``build(task, work, **options)``; its keyword-only arguments are the
+        method's static options.
       hyper: default hyper-parameters (traced).
       pooled: whether the method trains on all clients' examples together (`Algorithm.pooled`) and is not federated.
       uploads: whether clients upload anything.
@@ -67,8 +68,8 @@ class Method(NamedTuple):
         `LocalWork.released`, and no other part of the upload may depend on the data.
       scales: number of scalars (such as psi) that clients upload in addition to parameters. With noise in every step,
         their gradients are clipped separately.
-      releases: ``options -> number of sums released in a round``, for a method with its own private server
-        (``LocalWork.privacy``). None if the method releases a single sum, which `privatize` makes private.
+      releases: function from the options to the number of noisy sums in a round, for a method with its own private
+        server (``LocalWork.privacy``). None if a round has a single sum, which `privatize` makes private.
       graph: whether the method needs a graph of the clients (``LocalWork.graph``).
       asynchronous: whether the algorithm has asynchronous rounds (``Algorithm.in_flight``).
       statistics: whether the method supports models with running statistics. Such a method trains whole models by `sgd`

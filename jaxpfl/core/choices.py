@@ -45,8 +45,8 @@ def arguments(
     Args:
       kind: noun for these choices in error messages.
       text: the choice, as ``NAME`` or ``NAME:argument=value,...``.
-      makers: name -> factory function, for all choices.
-      more: name -> type, for arguments that every choice accepts in addition to its factory function's parameters.
+      makers: factory function of every choice, by name.
+      more: types, by name, of the arguments that every choice accepts in addition to its factory function's parameters.
 
     Raises:
       JaxpflError: if the name or an argument is unknown, a required argument is missing, or a value does not have its

@@ -128,7 +128,7 @@ def check(settings: Mapping[str, Any]) -> None:
     """Refuse incompatible settings.
 
     Args:
-      settings: name -> value, with the names that `EXCLUSIONS` uses. None and False mean that the setting is off.
+      settings: values by name, with the names that `EXCLUSIONS` uses. None and False mean that the setting is off.
 
     Raises:
       JaxpflError: if two settings are incompatible; the message gives both settings and the reason.

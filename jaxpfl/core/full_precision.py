@@ -61,7 +61,7 @@ class RunningSum(NamedTuple):
 
     Attributes:
       total: the sum.
-      excess: for each floating-point leaf of ``total`` in order, the amount by which it is too large.
+      excess: for each floating-point leaf of ``total`` in order, the amount by which the leaf is too large.
 
     Examples:
       >>> terms = jnp.full(100_000, 0.1)

@@ -6,12 +6,12 @@ lost.
 
 A client's random numbers in these draws depend on the client's id, not on its row in the stack.
 
-**Simulated time.** A client that evaluates :math:`g` gradients in a round, receives :math:`B_d` bytes and uploads
-:math:`B_u` bytes takes
+**Simulated time.** A client evaluates :math:`g` gradients in a round, receives :math:`B_d` bytes and uploads
+:math:`B_u` bytes. The time that it takes, in seconds, is
 
 .. math:: t_i = g\, s\, c_i + \frac{B_d}{d\, l_i} + \frac{B_u}{u\, k_i}
 
-seconds. A gradient takes s seconds, and the downlink and the uplink transfer d and u bytes per second. The client's
+where a gradient takes s seconds, and the downlink and the uplink transfer d and u bytes per second. The client's
 factors :math:`c_i, l_i, k_i` are the same in all rounds. They are either all 1, or log-normal with median 1, where
 sigma is the standard deviation of their logarithms. A synchronous round lasts until the slowest client of the cohort
 has finished, even if that client's upload is lost. An asynchronous round (FedBuff) lasts until as many uploads have
@@ -123,14 +123,15 @@ class Participation(NamedTuple):
       capacity: number of slots of the cohort, static.
       expected_cohort: expected number of clients in a round (public).
       everyone: whether the cohort always consists of all m clients in order, static; the engine then gathers nothing.
-      sample: ``(key, client_ids [m]) -> rows [capacity] int32``, the cohort's row numbers, sorted; m for an empty slot.
-      left_out: ``(key, client_ids [m]) -> [] int32``, the number of clients that the same draw selects beyond the
-        capacity; None if that cannot happen.
+      sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``; the row numbers are
+        sorted, and m for an empty slot.
+      left_out: function that counts the clients that the same draw selects beyond the capacity,
+        ``(key, client_ids [m]) -> [] int32``; None if a draw never selects more clients than the capacity.
       rate: probability that a client takes part, if clients take part independently; otherwise None.
       fixed_size: whether the cohort always has ``capacity`` clients, drawn uniformly without replacement. No privacy
         guarantee can be claimed if ``rate`` is None and both ``fixed_size`` and ``everyone`` are false.
-      cycle: number of rounds from one turn of a client to its next, if clients take turns; otherwise None. With turns,
-        ``rate`` applies to the clients whose turn it is.
+      cycle: number of rounds between two turns of a client, if clients take turns; otherwise None. With turns, ``rate``
+        is the probability for the clients whose turn it is.
       turns: function that is used instead of ``sample`` if clients take turns: ``(key of the run, key of the round,
         round, client_ids [m]) -> rows [capacity] int32``.
     """
@@ -227,7 +228,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
 
     Args:
       num_clients: number m of clients.
-      cycle: number of rounds from one turn of a client to its next, at most m.
+      cycle: number of rounds between two turns of a client, at most m.
       rate: probability that a client takes part when its turn comes, rounded up to a multiple of 2^-23.
 
     Raises:
@@ -270,7 +271,7 @@ def of(
       kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
-      cycle: number of rounds from one turn of a client to its next, for cyclic cohorts. Each client of the block then
+      cycle: number of rounds between two turns of a client, for cyclic cohorts. Each client of the block then
         takes part with probability K * cycle / m. The default is ceil(m / K), and the whole block then takes part.
 
     Raises:

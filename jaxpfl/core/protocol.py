@@ -191,11 +191,11 @@ class Gradients(NamedTuple):
     respect to psi.
 
     Attributes:
-      update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit, in
-        which ``jnp.minimum(work.steps, limit)`` steps are taken. A limit of `ALL_STEPS` means no limit.
+      update: function that counts the gradients of a round in the cohort, ``(limit, message) -> [] int32``, where limit
+        is ``ctx.step_limit`` and ``jnp.minimum(work.steps, limit)`` steps are taken. `ALL_STEPS` means no limit.
       personalize: count for the whole personalisation: a number, or a `LocalEpochs` if the count depends on a client's
         number of examples.
-      idle: ``limit -> [] int32``, the count for a round outside the cohort (`Client.idle`).
+      idle: function that counts the gradients of a round outside the cohort (`Client.idle`), ``limit -> [] int32``.
     """
 
     update: Callable[[Scalar, Message], Scalar]
@@ -207,18 +207,19 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: ``(key, hp, ctx, message) -> state``, where the message is the broadcast of round 0. A stateless client
-        returns ``()``. The key is the same for all clients, so all clients draw the same initial parameters. Fold in
-        ``ctx.client_id`` for a key that differs between clients.
-      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round of a client in the cohort.
-        Metrics are a dict of scalars. Progress displays show ``train_loss``.
-      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, the model that ``predict`` takes.
-        The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
-      predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
-      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None if
-        clients do not train outside the cohort.
-      cluster: ``(hp, message, state, splits) -> [] int32``, the cluster that the client chooses. None if clients choose
-        no cluster.
+      init: function that makes the initial state, ``(key, hp, ctx, message) -> state``, where the message is the
+        broadcast of round 0. A stateless client returns ``()``. The key is the same for all clients, so all clients
+        draw the same initial parameters. Fold in ``ctx.client_id`` for a key that differs between clients.
+      update: function that performs a round of a client in the cohort,
+        ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``. Metrics are a dict of scalars. Progress
+        displays show ``train_loss``.
+      personalize: function that makes the personalised model, ``(key, hp, ctx, message, state, splits) -> personal``,
+        for ``predict``. The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
+      predict: function that computes predictions, ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
+      idle: function that performs a round of training outside the cohort,
+        ``(key, hp, ctx, state, splits) -> (state, metrics)``. None if clients do not train outside the cohort.
+      cluster: function that chooses the client's cluster, ``(hp, message, state, splits) -> [] int32``. None if clients
+        choose no cluster.
       gradients: numbers of gradient evaluations. If None, the numbers are not reported.
     """
 
@@ -235,12 +236,14 @@ class Server(NamedTuple):
     """Pure functions of the server.
 
     Attributes:
-      init: ``(key, hp, ctx) -> state``.
-      broadcast: ``(key, hp, ctx, state) -> Message``, the message to the cohort.
-      update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
-      predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
-      welcome: ``(key, hp, ctx, state) -> Message``, the message to a new client, in which the leaves of ``per_client``
-        are [...]. If None, a new client receives the message of ``broadcast``.
+      init: function that makes the initial state, ``(key, hp, ctx) -> state``.
+      broadcast: function that makes the message to the cohort, ``(key, hp, ctx, state) -> Message``.
+      update: function that updates the state with the cohort's uploads,
+        ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
+      predict_global: function that predicts with the global model, ``(hp, state, x [n, ...]) -> logits``; None for a
+        method without one global model.
+      welcome: function that makes the message to a new client, ``(key, hp, ctx, state) -> Message``; the leaves of
+        ``per_client`` are [...]. If None, a new client receives the message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
@@ -282,12 +285,13 @@ class Algorithm(NamedTuple):
       local_steps: number tau of local steps in a round of a client without a limit.
       reduction: form in which the server receives the uploads.
       idle_cap: largest number of consecutive rounds in which a client trains outside the cohort (``Client.idle``).
-      group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; called on the host.
+      group_of: function that assigns clients to groups, ``(client ids [m], number of groups) -> [m]``; called on the
+        host.
       check_data: function that refuses an unsuitable federation before compilation; called on the host.
       counts_bits: whether uploads have ``Upload.bits``, which are then counted.
-      clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method in which the
-        server forms the clusters; called on the host with the state of one run. For clusters that clients choose, see
-        `Client.cluster`.
+      clusters: function from the server's state to the cluster of each client in the order of the stack, [m], for a
+        method in which the server forms the clusters; called on the host with the state of one run. For clusters that
+        clients choose, see `Client.cluster`.
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
       pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.
@@ -298,7 +302,7 @@ class Algorithm(NamedTuple):
       guarded: whether each client's noise protects its single examples, in training and in personalisation.
       in_flight: number of clients that train concurrently in asynchronous rounds; None for synchronous rounds. A round
         ends when as many uploads have arrived as a cohort has clients. 0 means twice the size of the cohort, but at
-        most all clients. Uploads have the length of ``Message.shared``, and there are no individual messages.
+        most all clients. Uploads have as many bytes as ``Message.shared``, and there are no individual messages.
       increments: tree prefix of ``Upload.total``, true for increments; false for numbers of steps, moments, running
         statistics and the like, which neither attacks nor compressors may change.
       has_server_optimizer: whether the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
@@ -354,9 +358,9 @@ def wrapped_server(
     Args:
       inner: the method's server.
       init, update: functions as in `Server`, but with the outer state.
-      state: ``outer state -> the method's state``.
-      hyper: ``outer hyper-parameters -> the method's hyper-parameters``.
-      send: ``(message, outer state) -> message``, a function that may add to every message of the method.
+      state: function that extracts the method's state from the outer state.
+      hyper: function that extracts the method's hyper-parameters from the outer hyper-parameters.
+      send: function that may add to every message of the method, ``(message, outer state) -> message``.
     """
 
     def broadcast(key: Key, hp: PyTree, ctx: ServerContext, outer: PyTree) -> Message:
@@ -385,16 +389,16 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain the method's ones.
+    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain those of the method.
 
     Args:
       inner: the method's client.
       update: function as in `Client`, but with the outer state, message and hyper-parameters.
       init: function as in `Client`, but with the outer state; if None, the outer state is the method's state.
-      state: ``outer state -> the method's state``.
-      keep: ``(outer state, the method's new state) -> outer state``, called after a round outside the cohort.
-      hyper: ``outer hyper-parameters -> the method's hyper-parameters``.
-      received: ``outer message -> the method's message``.
+      state: function that extracts the method's state from the outer state.
+      keep: function that puts the method's new state into the outer state after a round outside the cohort.
+      hyper: function that extracts the method's hyper-parameters from the outer hyper-parameters.
+      received: function that extracts the method's message from the outer message.
     """
 
     def own_init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> PyTree:

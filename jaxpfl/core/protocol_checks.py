@@ -140,7 +140,7 @@ def check_metric(name: str, values: Any, *examples: int) -> None:
       examples: expected shape, the number of examples; omit it for a metric that is one number for each client.
 
     Raises:
-      JaxpflError: if the shape is wrong; the error gives it.
+      JaxpflError: if the shape is wrong; the error gives the shape.
     """
     if not _is_number(values, examples):
         each = f"each of {examples[0]} examples" if examples else "a client"

@@ -19,10 +19,10 @@ shift K_r in [0, n) and a random bit for each pair {x, (K_r - x) mod n}; where t
 swapped (Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a
 table, a sort, or a loop whose length depends on data.
 
-A round moves a position with probability 1/2, and then to a uniform position. After R rounds, the distribution of one
-position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The distribution of the whole
-order, for a small n, is within sqrt(n!) 2^-R of uniform. For every n, even or odd, more rounds decrease the distance,
-which is not true for Feistel networks (n = 5, 7).
+A round of the network moves a position with probability 1/2, and then to a uniform position. After R rounds, the
+distribution of one position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The
+distribution of the whole order, for a small n, is within sqrt(n!) 2^-R of uniform. For every n, even or odd, more
+rounds decrease the distance, which is not true for Feistel networks (n = 5, 7).
 
 An order depends only on the key and on n, and not on padding, other clients, or the positions that are read.
 """
@@ -224,7 +224,7 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
 
     Args:
       data: one client's data.
-      indices, valid: [batch_size], one row of each result of `draw_batches`; or all rows, [steps, batch_size].
+      indices, valid: results of `draw_batches` for one step, [batch_size], or for all steps, [steps, batch_size].
       batching: plan that `draw_batches` used.
 
     Returns:
@@ -332,7 +332,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
 
     Args:
       key: key of the order.
-      size: [] int32, n >= 1, at most 2^24.
+      size: [] int32, the order's length n, from 1 to 2^24.
       place: positions, [...] int32 in [0, n).
       sizes: static bounds of n.
 
@@ -405,7 +405,7 @@ def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
 
 
 def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:
-    """Run one round. A position and its partner have the same bit, because the bit depends on the larger of the two."""
+    """Run one round of the network. A position and its partner share a bit, which depends on the larger of the two."""
     partner = shift - place
     partner = jnp.where(partner < 0, partner + size, partner)
     bits = (jnp.maximum(place, partner).astype(jnp.uint32) ^ salt) * _MIX[0]

@@ -177,7 +177,7 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
       source: data set with users.
 
     Raises:
-      JaxpflError: as in `federate`; also if the partition is not "natural", if ``standardize`` is true (use
+      JaxpflError: as in `federate`; or if the partition is not "natural", if ``standardize`` is true (use
         `jaxpfl.data.scaled`), or if every test user has training examples.
 
     Examples:

@@ -177,7 +177,7 @@ def single(federation: Federation, strict: bool = False) -> Federation:
     Nothing changes if JAX computes in double precision.
 
     Raises:
-      JaxpflError: instead of the warning, if ``strict``.
+      JaxpflError: if digits would be lost and ``strict`` is true.
     """
     if jnp.result_type(float) == np.float64:
         return federation

@@ -123,10 +123,10 @@ def _chunk_results(
     Args:
       of: function applied to each chunk (see `OfChunk`).
       data: one client's data.
-      put: ``(combined [clients, *shape], client, first, result) -> combined``, which writes or adds the result of a
-        chunk into ``combined``, given the client's index and the index of the chunk's first example; for one chunk or
-        several.
-      shape: ``result of a chunk -> shape``: function that returns the shape of one client's combined result.
+      put: function that writes or adds the result of a chunk into ``combined``,
+        ``(combined [clients, *shape], client, first, result) -> combined``, given the client's index and the index of
+        the chunk's first example; for one chunk or several.
+      shape: function from the result of a chunk to the shape of one client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [
@@ -253,7 +253,7 @@ def switch_length(
     in reverse mode.
 
     Args:
-      of: ``length -> tree``; the result has the same shapes for all lengths.
+      of: function from a length to a tree, which has the same shapes for all lengths.
       size: [] int32, at most the last length.
       lengths: static lengths, ascending.
       at_once: number of clients of one length that are evaluated together; by default, as many as have `_TOGETHER`

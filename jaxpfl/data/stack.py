@@ -93,7 +93,7 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     """Warn once if some client has fewer training examples than a batch; such a client uses all its examples.
 
     Raises:
-      JaxpflError: instead of the warning, if ``strict``.
+      JaxpflError: if there is such a client and ``strict`` is true.
     """
     sizes = np.asarray(federation.train.size)
     smaller = int((sizes < batch_size).sum())
@@ -384,7 +384,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     Args:
       train, test, validation: examples of the clients, which are not checked; their inputs come from `alike`.
       client_ids: [m], ids of the clients.
-      drop_empty: leave out clients without training examples, with a warning.
+      drop_empty: whether to leave out clients without training examples, with a warning.
 
     Raises:
       JaxpflError: if a client has no training examples (unless ``drop_empty``), or if memory or disk space is too

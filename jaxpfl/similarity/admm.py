@@ -2,9 +2,10 @@ r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along th
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), with the objective
-scaled by eta. Let W = ZQ be the differences along the edges, where Q is the incidence matrix (`graphs`). Let Omega be
-the multipliers and rho the penalty, both scaled by eta. The iteration is
+This is the Z step of Zhao et al. (section IV-B), with the objective scaled by the learning rate eta, if s = eta lam for
+the penalty's weight lam, and y_i = z_i - eta g_i / N for the gradients g_i of N clients. Let W = ZQ be the differences
+along the edges, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and rho the penalty, both
+scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
@@ -14,10 +15,10 @@ until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0
 client's solution is the mean of y over its connected component.
 
 The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
-any rho by two matrix products. It can therefore be reused in all rounds, for all settings of a sweep and whenever rho
-changes. For large N, conjugate gradients solve the linear system instead, starting from the last Z. During the first
-half of the steps, rho is doubled or halved if one residual is more than ten times the other (Boyd et al. 2011, section
-3.4.1).
+any rho by two matrix products. The decomposition is therefore reused in all rounds, for all settings of a sweep and
+whenever rho changes. For large N, conjugate gradients solve the linear system instead, starting from the last Z. During
+the first half of the steps, rho is doubled or halved if one residual is more than ten times the other (Boyd et al.
+2011, section 3.4.1).
 
 If p = 2 and the dimension d exceeds N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis
 preserves norms, and its span contains the minimiser. A step then costs N / d of a step in the original coordinates.

@@ -292,7 +292,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
       key: random key, which must be the same for all clients.
       x: examples, [n, q].
       mask: [n] bool, true for real examples; if there is none, the embedding is zero.
-      bandwidth: b, the bandwidth of the kernel.
+      bandwidth: bandwidth b of the kernel.
       number: number of features.
     """
     of_frequency, of_phase = jax.random.split(key)

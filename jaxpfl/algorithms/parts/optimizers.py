@@ -283,7 +283,8 @@ def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
     A pooled algorithm is returned unchanged, because its client keeps the states already.
 
     Args:
-      algorithm: any algorithm that takes local steps by `local_work.run_steps`, called outside of branches and loops.
+      algorithm: any algorithm that calls `local_work.run_steps` for its local steps, outside of traced branches and
+        loops.
       splits: examples of one client, as arrays or shapes, from which the shapes of the states are derived.
     """
     if algorithm.pooled:

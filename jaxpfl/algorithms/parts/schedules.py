@@ -19,8 +19,8 @@ after training (fine-tuning, say) and the adaptation of new clients use the unsc
 end of a cosine schedule is zero.
 
 A schedule may also be a function of the round, such as an optax schedule. It is tabulated over the rounds of the run
-when the run begins. Its values are factors like the ones above. A function that returned the learning rate itself would
-apply the rate twice; a function whose largest value is not 1 is therefore refused.
+when the run begins. Its values are factors like the ones above. A function whose largest value is not 1 is refused,
+because it may return the learning rate itself, which would then be applied twice.
 
 Reference for the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).

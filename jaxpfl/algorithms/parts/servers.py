@@ -76,7 +76,7 @@ def mean_server(
     """Make the server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``, for uploads from `increment`.
 
     Args:
-      init: ``key -> mu``, where mu is a model, a part of a model, or several models.
+      init: function that initialises mu from a random key; mu is a model, a part of a model, or several models.
       predict_global: the function `Server.predict_global`; None if mu is not one whole model.
     """
 
@@ -194,8 +194,9 @@ def with_server_optimizer(
       averaged: function that selects the averaged part of `Message.shared`; by default, all of it.
 
     Raises:
-      JaxpflError: if uploads are not summed, the server already has an optimizer, or the optimizer is unknown. When
-        traced, also if the uploads' structure differs from the averaged part's, or uploads have several weights.
+      JaxpflError: if uploads are not summed, the server already has an optimizer, or the optimizer is unknown. The
+        error is raised when a round is traced if uploads have several weights, or have another structure than the
+        averaged part of the message.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs summed uploads, but the server of this method reads each upload")
@@ -265,7 +266,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     Such an optimizer moves every parameter by about the learning rate in each round.
 
     Raises:
-      JaxpflError: if the optimizer is unknown; with ``strict``, also instead of the warning.
+      JaxpflError: if the optimizer is unknown; with ``strict``, also where there would be a warning.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:

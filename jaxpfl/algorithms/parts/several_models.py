@@ -39,7 +39,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: if there are fewer than two models or more models than clients. Also if the initialisation ignores
+      JaxpflError: if there are fewer than two models or more models than clients; or if the initialisation ignores
         its key (a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:

@@ -31,8 +31,8 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, what: str = "classes") -> np.ndarray:
     """Deal k distinct classes to each client, [m, k], so that nearly equally many clients get each class.
 
-    The deck has m k slots; each of the C classes has floor(m k / C) slots, or one more. The deck is shuffled, and k
-    slots are dealt to each client. A client that got a class twice swaps one of the two slots with a client that lacks
+    A deck of m k cards contains each of the C classes floor(m k / C) times, or once more. The deck is shuffled, and k
+    cards are dealt to each client. A client that got a class twice swaps one of the two cards with a client that lacks
     the class. If no swap is possible, the deck is dealt again. After 20 attempts, the deck is dealt greedily, which
     always succeeds but mixes the classes less.
     """
@@ -105,7 +105,7 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
 
 
 def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal k distinct superclasses to each client, which then holds all their classes.
+    """Deal k distinct superclasses to each client, which then holds all classes of these superclasses.
 
     As in `deal_classes`, each superclass is dealt to nearly equally many clients.
 

@@ -75,7 +75,7 @@ class Table(NamedTuple):
         return cell.lower() in self.missing
 
     def find(self, name: str, what: str = "column") -> str:
-        """Find a column by name; upper and lower case differ only if the names of two columns differ only in case.
+        """Find a column by name, ignoring case unless the names of two columns differ only in case.
 
         Raises:
           JaxpflError: if the table has no such column.
@@ -273,9 +273,9 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
     """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: if all marks in the numbers may be separators of thousands. This is so if all numbers with a comma
-        look like 1,234. It is also so if the separator is a semicolon or tab, and a column has both 1.234 and 567,
-        because Excel can write thousands with a point.
+      JaxpflError: if all marks in the numbers may separate thousands: all numbers with a comma look like 1,234; or the
+        separator is a semicolon or tab and a column has both 1.234 and 567, because Excel can write thousands with a
+        point.
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]

@@ -57,7 +57,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     """Read images [N, H, W] and their labels [N], both uint8.
 
     Raises:
-      JaxpflError: as in `read_idx`; also if there are no images, or the numbers of images and labels differ.
+      JaxpflError: as in `read_idx`; or if there are no images, or the numbers of images and labels differ.
     """
     shape, (count,) = _shape_of(Path(images), 3), _shape_of(Path(labels), 1)
     if shape[0] != count:

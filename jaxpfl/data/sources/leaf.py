@@ -422,7 +422,7 @@ def windows(
       whose: owner of the comments, for errors.
       vocabulary: tokens of the words.
       length: number of tokens in a window, which is the length of the longest sequence.
-      every: label each position of a sequence.
+      every: whether to label each position of a sequence.
 
     Returns:
       Inputs [n, length] int32 and labels [n] int32; with ``every``, labels [n, length] int32, -1 for none.

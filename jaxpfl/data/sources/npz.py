@@ -123,7 +123,7 @@ def load_npz(
         block.
 
     Raises:
-      JaxpflError: as in `read_npz`; also if an array is missing; if shapes do not match; if no task is given and the
+      JaxpflError: as in `read_npz`; or if an array is missing; if shapes do not match; if no task is given and the
         labels are floats with integer values; if tokens or their labels exceed 32 bits; or if a number is NaN.
     """
     headers = read_headers(path)

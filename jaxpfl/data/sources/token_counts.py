@@ -25,7 +25,7 @@ from jaxpfl.support.files import check_fits
 
 
 class TokenCounts(NamedTuple):
-    """Token counts of n users over a vocabulary of d tokens, in compressed sparse rows.
+    """Token counts of n users over a vocabulary of d tokens, in compressed sparse rows with nnz nonzero counts.
 
     Attributes:
       indptr: [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
@@ -120,9 +120,9 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """Divide 0 ... n - 1 at random into one group per share and the rest; return the rest first.
+    """Divide 0 ... ``number`` - 1 at random into a group for each share and a group of the rest.
 
-    Each group is ascending and has at least one number.
+    The group of the rest is returned first. Each group is ascending and has at least one number.
 
     Raises:
       JaxpflError: if there are too few numbers to divide, if a share is not positive, or if the shares sum to one or
@@ -154,8 +154,10 @@ def split(
 
     Args:
       counts: token counts of the users, at least two tokens each.
-      validation, unseen: shares of the users in these groups, drawn at random.
-      train_share: share of a user's tokens for the user's estimate, rounded; each part gets at least one token.
+      validation, unseen: shares of the users in the validation group and in the group unseen in training; the users
+        are drawn at random.
+      train_share: share of a user's tokens in the first part, for the user's estimate, rounded; each part gets at least
+        one token.
       seed: seed of both draws.
 
     Raises:

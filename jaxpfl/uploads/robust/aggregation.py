@@ -316,7 +316,7 @@ def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the meth
       method: the algorithm's name, for errors.
 
     Raises:
-      JaxpflError: if the method's server reads individual uploads. When the result is traced, also if uploads are not
+      JaxpflError: if the method's server reads individual uploads or, when the result is traced, if uploads are not
         floating-point numbers.
     """
     rule = aggregator.rule

@@ -39,7 +39,8 @@ class Attack(NamedTuple):
 
     Attributes:
       name: name and arguments, as text.
-      change: ``(key, increment) -> increment to upload``; None for an attack on the labels.
+      change: function from a random key and a client's increment to the increment that the attacker uploads; None for
+        an attack on the labels.
     """
 
     name: str
