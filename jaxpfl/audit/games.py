@@ -3,9 +3,9 @@
 A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
 it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign changes between rounds
 by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
-of their releases, but the canary does not. A coin decides whether a canary is included. If it is not, the run is a
-neighbour under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or the opposite
-upload (replace-one).
+of their releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included,
+the run is a neighbour under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or
+the opposite upload (replace-one).
 
 With noise in every step, the canary's gradients are such vectors, because noise is added to each gradient. An excluded
 canary then has no examples, which reveals whether the number of noisy steps depends on a client's examples.
@@ -212,7 +212,7 @@ def play(
 
     Args:
       subject: private run to audit.
-      worlds: least number of worlds, rounded up so that every call has equally many.
+      worlds: smallest number of worlds, rounded up so that every call has the same number.
       delta: delta at which claim and bound are compared. A claim gives an epsilon for every delta; a few thousand
         worlds are informative at 0.01 ... 0.2.
       confidence: confidence in the bound.
@@ -298,7 +298,7 @@ def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
     """Determine the number of canaries in a run.
 
     Raises:
-      JaxpflError: if it is outside 2 ... m, or if ``runs`` is below 1.
+      JaxpflError: if this number is outside 2 ... m, or if ``runs`` is below 1.
     """
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:

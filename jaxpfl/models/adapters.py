@@ -115,6 +115,6 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of rows and columns, with the smallest sum, for a kernel as a matrix."""
+    """Return the numbers of rows and columns, with the smallest sum, of the matrix to which a kernel is reshaped."""
     ways = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(ways, key=sum)

@@ -75,12 +75,13 @@ class Statistics(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A classifier (or regressor) as two pure functions; ``fit`` takes any ``Model(init, apply)``.
+    """A classifier (or regressor) as two pure functions; ``fit`` accepts any ``Model(init, apply)``.
 
     Attributes:
-      init: ``(key, x) -> params``, which uses only the shape and dtype of x [N, *input_shape].
-      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` is for dropout.
-        `as_model` adds the last two arguments to a function without them.
+      init: function ``(key, x) -> params`` that draws parameters, using only the shape ``[N, *input_shape]`` and the
+        dtype of x.
+      apply: function ``(params, x, key=None, train=False) -> logits`` that predicts logits [N, num_classes]. `key` is
+        for dropout. `as_model` adds the last two arguments to a function without them.
       head: predicate that is true for the paths of the personal head's parameters (FedPer, FedRep); None if the model
         defines no head.
       norm: predicate that is true for the paths of normalisation layers' scales and biases (FedBN); None if the model
@@ -188,7 +189,9 @@ def as_model(model: Any) -> Model:
 
 
 def smoothed_cross_entropy(smoothing: float) -> PerExample:
-    """Return the cross-entropy with label smoothing: the target is ``(1 - s) one-hot + s / K``, s in [0, 1).
+    """Return the cross-entropy with label smoothing.
+
+    With K classes and s = ``smoothing``, in [0, 1), the target is ``(1 - s) one-hot + s / K``.
 
     Reference: Szegedy et al. 2016 (Rethinking the Inception architecture), section 7.
     """
@@ -211,18 +214,21 @@ class Task(NamedTuple):
       model: model whose predictions are scored.
       input_shape: shape of one example's input.
       num_classes: number of classes K, or number of values that the model returns per example.
-      loss: predictions [N, K] (logits or values), labels [N] (or [N, d]) -> [N].
-      metrics: name -> function like the loss, or metric of all examples of a client, made by `per_client`.
+      loss: function of predictions [N, K] (logits or values) and labels [N] (or [N, d]) that returns each example's
+        loss, [N].
+      metrics: metrics by name; a metric is a function like the loss, or a metric of all examples of a client, made by
+        `per_client`.
       input_dtype: dtype of the inputs, if not the default float (as for tokens).
       kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
       headline: name of the metric for reports, comparisons with local training, and selections.
       lower: whether lower values of the headline metric are better.
-      divergence: distance between predictions, for distillation: teacher, student [N, K] -> [N]. If None, a
-        classification uses the divergence of class probabilities, and other tasks do not support methods that distil.
+      divergence: function of a teacher's and a student's predictions, [N, K] each, that returns their distance for each
+        example, [N]; used for distillation. If None, a classification uses the divergence of class probabilities, and
+        other tasks do not support methods that distil.
       mixture: function that predicts by a mixture of models, for FedEM. If None, a classification uses the mixture of
         class probabilities, and other tasks do not support such methods.
-      counted: labels [N, T] -> mask of the positions with a label, [N, T] bool, if the model predicts at each position;
-        None if the model makes one prediction per example.
+      counted: function of labels [N, T] that returns the mask of the positions with a label, [N, T] bool, if the model
+        predicts at each position; None if the model makes one prediction per example.
     """
 
     model: Model
@@ -326,7 +332,10 @@ def ranking_task(task: Task) -> Task:
 
 
 def multilabel_task(task: Task) -> Task:
-    """Return the task of several labels 0 and 1, one logit each; metrics "macro_f1" (headline), "accuracy", "loss"."""
+    """Return the task of predicting several binary labels, each by one logit.
+
+    Its metrics are "macro_f1" (the headline), "accuracy" and "loss".
+    """
     metrics = {"macro_f1": macro_f1, "accuracy": right, "loss": LOGISTIC.function}
     return _logistic(task)._replace(metrics=metrics, kind="multilabel", headline="macro_f1")
 
@@ -410,7 +419,7 @@ class Half:
     """`Model.apply` in bfloat16: parameters and inputs are rounded to bfloat16, and logits are converted back.
 
     Gradients pass through the rounding unchanged, and have the parameters' dtype. Optimizer steps, sums, clipping and
-    noise are computed in this dtype.
+    noise are computed in the parameters' dtype.
 
     Attributes:
       plain: original function, with all four arguments.

@@ -3,7 +3,7 @@
 When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs grouped
 convolutions slowly, and their backward passes even more slowly. This module computes a convolution as one matrix
 product of the kernel with the input's patches. With a client axis, the product becomes a batched ``dot_general``. With
-the batch as the minor dimension, every row of patches is contiguous in memory. Patches are therefore collected by
+the batch as the last dimension, every row of patches is contiguous in memory. Patches are therefore collected by
 copying, first shifts along W, then shifts of whole rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
@@ -121,7 +121,7 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
     arithmetic. Where the result is positive, both orders have the same first maximum: a common bias keeps order and
     ties, and relu changes only values that are not positive. Where the result is zero, both orders have zero gradient
     (``jax.nn.relu`` has slope 0 at 0). In floating point, adding the bias may round two different values to the same
-    one, and the first maximum can then differ.
+    value, and the first maximum can then differ.
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
     patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,

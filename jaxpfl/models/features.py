@@ -23,7 +23,7 @@ from jaxpfl.models.base import Task
 from jaxpfl.support.errors import JaxpflError
 
 _BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
-"""Kinds of variables by their origin: only the body's parameters, also the head's parameters, or also the data."""
+"""Kinds of variables: they depend only on the body's parameters, also on the head's parameters, or also on the data."""
 
 
 class Halves(NamedTuple):

@@ -1,6 +1,6 @@
 """Networks for images and flat inputs: softmax regression, perceptrons, LeNets and ResNets.
 
-Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the minor dimension, as in `convolution`.
+Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the last dimension, as in `convolution`.
 The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition". They have group
 normalisation (two groups) instead of batch normalisation, unless ``batch`` is set.
 """
@@ -92,8 +92,8 @@ def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer"
 class CNN(nn.Module):
     """Convolution, relu and max-pool for each of `filters`, and dense layers with relu: logits [N, num_classes].
 
-    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension. The features of the
-    dense part are in the order (C, H, W), as PyTorch flattens.
+    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside the network, the batch is the last dimension. The
+    features of the dense part are in the order (C, H, W), as PyTorch flattens.
 
     A normalisation, by "group" (two groups) or "batch", can replace the bias of each convolution.
     """
@@ -141,8 +141,8 @@ def cnn(
 class Block(nn.Module):
     """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
 
-    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself if shapes agree, otherwise a
-    normalised 1 x 1 convolution.
+    The first 3 x 3 convolution has the stride ``stride``, so h = ceil(H / stride). The shortcut is x itself if its
+    shape is the result's shape, otherwise a normalised 1 x 1 convolution of x.
     """
 
     features: int
@@ -165,7 +165,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A convolution, stages of residual blocks, average pooling and a dense layer: [N, H, W, C] -> [N, num_classes].
 
-    Each stage except the first halves the image. Inputs can be [N, H, W] for one channel.
+    Each stage except the first halves the image's height and width. Inputs can be [N, H, W] for one channel.
 
     Attributes:
       num_classes: number of classes K.

@@ -39,9 +39,10 @@ class Loss(NamedTuple):
 
     Attributes:
       function: the loss function.
-      divergence: ``(teacher, student) -> [n]``, for distillation; None if predictions have no distance.
+      divergence: function ``(teacher, student) -> [n]`` that returns the distance between two predictions, for
+        distillation; None if no distance is defined.
       mixture: function that predicts by a mixture of densities; None unless the loss is a negative log-likelihood.
-      mean: ``predictions -> expected labels``.
+      mean: function from predictions to expected labels.
     """
 
     function: PerExample

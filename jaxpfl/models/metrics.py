@@ -54,8 +54,8 @@ class Pooled(NamedTuple):
     """A client's metric that is a ratio of two sums over its examples, such as a mean over all tokens.
 
     Attributes:
-      total, number: ``(predictions, y) -> [n]``: the ratio is the sum of ``total`` over the client's examples, divided
-        by the sum of ``number``.
+      total, number: functions ``(predictions, y) -> [n]``. The ratio is the sum of ``total`` over the client's
+        examples, divided by the sum of ``number``.
       transform: function that converts the ratio to the score. The score is NaN if the sum of ``number`` is zero.
     """
 
@@ -153,8 +153,8 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 auc = PerClient(_auc)
-"""Area under the ROC curve of one logit per example: the share of pairs in the right order, where ties count a half.
-NaN for a client with one class."""
+"""Area under the ROC curve of one logit per example: the fraction of pairs of examples, one with each label, that the
+logits rank in the right order; a tie counts a half. NaN for a client with one class."""
 
 
 def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
@@ -280,7 +280,7 @@ NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
     **{name: {"regression": None} for name in ("rmse", "mae", "r2")},
     "perplexity": {_TOKENS: None},
 }
-"""Name -> task -> metric; None if the task has the metric by default."""
+"""Metrics by name, then by task; None if the task has the metric by default."""
 _NEEDS = {
     "balanced_accuracy": "one class of each example",
     **dict.fromkeys(("rmse", "mae", "r2"), "labels that are numbers"),

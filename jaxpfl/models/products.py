@@ -23,7 +23,8 @@ from jaxpfl.core.types import Array
 from jaxpfl.models import convolution
 
 MOST_PLACES = 127
-"""Largest number of positions in a window: each adds a copy of the input, and the index of a maximum is an int8."""
+"""Largest number of positions in a window. It is limited because each position adds a copy of the input, and the index
+of a maximum is an int8."""
 
 
 def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str | None:
@@ -129,7 +130,7 @@ class _Shifts(NamedTuple):
 
 
 def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
-    """[C, ..., N], [..., C / G, O] -> [O, ... N]: one product, or one for each group of features."""
+    """Convolve by one product for each of G groups of features: [C, ..., N], [..., C / G, O] -> [O, ..., N]."""
     # The last axis is shifted first: its shifts are then next to the channels, and shifts along other axes copy whole
     # rows.
     groups, columns = given["feature_group_count"], x.shape[-1] * math.prod(window.windows for window in windows)
@@ -147,7 +148,7 @@ def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapp
 
 
 def _channel_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
-    """`_patch_products` for one input channel per group (depthwise), by elementwise products without patches."""
+    """Same as `_patch_products` for one input channel per group (depthwise), by elementwise products."""
     groups, slices = given["feature_group_count"], [x]
     for axis, window in enumerate(windows):
         slices = [one for part in slices for one in window.slices(part, axis + 1)]

@@ -94,7 +94,7 @@ class GRU(nn.Module):
 def gru(
     num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None, every: bool = False
 ) -> Model:
-    """Build a GRU that reads tokens; by default the classes are the same tokens, as in next-token prediction.
+    """Build a GRU that reads tokens; by default the classes are the input tokens, as in next-token prediction.
 
     ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
     Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is treated as an ordinary token.
@@ -190,7 +190,7 @@ class Transformer(nn.Module):
 def transformer(
     num_classes: int, sizes: tuple[int, ...] = (64, 2), *, vocabulary: int | None = None, every: bool = False
 ) -> Model:
-    """Build a causal transformer that reads tokens; by default the classes are the same tokens.
+    """Build a causal transformer that reads tokens; by default the classes are the input tokens.
 
     Args:
       num_classes: number of classes K.

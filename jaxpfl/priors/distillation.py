@@ -76,7 +76,7 @@ def mask_unlabelled(task: Task, predictions: Array, y: Array) -> Array:
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
     """Derivative ``1/(2 psi) - c f / (2 psi^2)`` with respect to psi of ``log(2 psi) / 2 + c f / (2 psi)``.
 
-    It is zero at ``psi = c f``, where f is the mean divergence.
+    The derivative is zero at ``psi = c f``, where f is the mean divergence and c a constant factor on it.
     """
     return 1 / (2 * psi) - c * mean_divergence / (2 * psi**2)
 

@@ -40,7 +40,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
     Initially all components are equal, so the prior is Gaussian. `Prior.fit` runs EM twice, from the current estimate
     and from a new initialisation (`start`). It returns the second result only if its log likelihood is higher by more
     than one. The centers can thus separate in the first fit, and a later fit can leave a bad optimum. (With a threshold
-    of zero, rounding would choose between equal results.)
+    of zero, the choice between equal results would depend on rounding errors.)
 
     Args:
       components: number k of components.

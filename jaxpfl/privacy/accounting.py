@@ -1,15 +1,18 @@
 r"""Privacy accounting: compute a run's epsilon from its noise, sampling, rounds and relation, or calibrate the noise.
 
 dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by up to 2 C. The PLD
-accountant of dp-accounting 0.6 doubles the sensitivity itself. Its RDP accountant does not, so it receives half the
-noise multiplier.
+accountant of dp-accounting 0.6 doubles the sensitivity itself. Its RDP accountant does not, so the RDP accountant
+receives half the noise multiplier.
 
 The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not a valid bound (`CAVEAT`):
 
 .. math:: \epsilon(\alpha) = \Bigl(\frac{K}{m}\Bigr)^2 \frac{6 T}{\tau} \alpha
    \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
 
-The paper's Lemma 1 (Canonne et al. 2020) converts it to (eps, delta) at the best order alpha.
+Here K of m clients take part in a round, T is the total number of local steps, and tau the number of local steps per
+round. In a step of mu, C_1 is the clipping norm and s_1 the standard deviation of the noise; C_2 and s_2 are the same
+for psi. The paper's Lemma 1 (Canonne et al. 2020) converts :math:`\epsilon(\alpha)` to (eps, delta) at the best order
+alpha.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
-"""Neighbouring relation, which two data sets a guarantee compares.
+"""Neighbouring relation: the two data sets that a guarantee compares.
 
 ``add-or-remove-one``: with and without a user. ``zero-out``: with a user's data and without them, while the user still
 takes part and adds its noise. ``replace-one``: with one user's data and with another user's data.
@@ -53,7 +56,7 @@ RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 
 
 def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
-    """Choose the relation under which a noise and a sampling are accounted: ``asked``, or their default.
+    """Choose the relation under which a noise and a sampling are accounted: ``asked``, or the default.
 
     Raises:
       JaxpflError: if the combination cannot be accounted at all, or cannot be accounted under ``asked``.
@@ -105,7 +108,8 @@ _NEIGHBOURING = {
 }
 """dp-accounting's names for the relations."""
 SMALLEST_DELTA = 1e-12
-"""Least delta that the PLD accountant can resolve: its convolutions truncate tails of 1e-15 and round by as much."""
+"""Smallest delta that the PLD accountant can resolve, because its convolutions truncate tails of 1e-15 and round by as
+much."""
 FINE, SETTLED = 2e-3, 3e-4
 """Grid step below which no step is halved, and relative change of epsilon at which halving stops."""
 # Probability treated as negligible when the range of the privacy loss is bounded.
@@ -162,7 +166,7 @@ def _reach(z: float, rounds: int) -> float:
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """The same bound by Renyi DP of the sampled rounds, which is tighter for many rounds."""
+    """The bound of `_reach`, computed by Renyi DP of the sampled rounds, which is tighter for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -174,8 +178,8 @@ def _rdp_reach(z: float, rate: float, rounds: int) -> float:
 def quiet() -> Iterator[None]:
     """Suppress harmless warnings from dp-accounting.
 
-    It warns about orders whose series did not converge, although it leaves them out, and about overflows to infinity,
-    although it compares infinities correctly.
+    dp-accounting warns about orders with a series that did not converge, although it leaves these orders out, and about
+    overflows to infinity, although it compares infinities correctly.
     """
     from absl import logging
 
@@ -196,7 +200,7 @@ CAVEAT = (
 
 
 def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the paper lacks.
+    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the paper omits.
 
     If the noise is added to the sum, C^2/(K s^2) is replaced by 1/z^2.
 
@@ -312,7 +316,7 @@ class PrivacyPlan:
 
     @property
     def default_accountant(self) -> SoundAccountant:
-        """PLD, which is tightest; RDP for cohorts of a fixed size, which PLD does not support."""
+        """PLD, which is the tightest; RDP for cohorts of a fixed size, which PLD does not support."""
         return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
@@ -449,7 +453,7 @@ _LEAST, _MOST = 1e-2, 1e7
 
 @lru_cache(maxsize=64)
 def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
-    """Scale a plan's noise to the least amount for which epsilon at this delta is at most the target.
+    """Scale a plan's noise to the smallest amount for which epsilon at this delta is at most the target.
 
     Args:
       plan: plan whose noise is scaled. Its initial amount of noise is irrelevant, but per-step noise keeps the ratio of

@@ -4,12 +4,12 @@ r"""Empirical lower bounds on epsilon, from many worlds or from one run, and tes
 detectable, with norm C and direction c. The canary's score in a world is the component of the released sums S in that
 direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
 canary takes part adds 1. Anyone who sees the release can compute the score, so a claim limits how well the score
-separates the two kinds of world. If it separates them better, the claim is wrong. A bound below the claim proves
+separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim proves
 nothing.
 
 K worlds of each kind cannot give a bound above about log K, and give only a weak bound at a delta as small as in
-typical claims. An accountant gives an epsilon for every delta: audit a claim at a delta of 0.01 ... 0.2, against
-``plan.epsilon`` at that delta.
+typical claims. Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and
+compare the bound with ``plan.epsilon`` at this delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
@@ -27,7 +27,8 @@ a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
-**Noise.** If the clipped uploads are known, the residual of round t, in units of the claimed standard deviation, is
+**Noise.** If the uploads :math:`\Delta_i` are known, the residual of round t, in units of the claimed standard
+deviation z C, is
 
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
@@ -279,16 +280,16 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 _MOST = 100_000
 """Largest sample for the Kolmogorov-Smirnov test, and for the comparison of a leaf's entries one by one."""
 _CLOSE = 0.0025
-"""h, the difference in standard deviations below which entries may be the same draw: a lattice step, and rounding."""
+"""h: two entries that differ by less than h standard deviations (a lattice step, and rounding) may be the same draw."""
 
 
 class Finding(NamedTuple):
     """Result of one test.
 
     Attributes:
-      test: name of the test, with the leaf, rounds or runs that have the least p-value.
+      test: name of the test, with the leaf, rounds or runs that have the smallest p-value.
       p_value: probability of a statistic at least as extreme if the claim is correct. If several tests have the same
-        name, it is their least p-value times their number (Bonferroni).
+        name, this is their smallest p-value times their number (Bonferroni).
     """
 
     test: str
@@ -332,7 +333,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
 
 
 def _named(test: str, p_values: dict[str, float]) -> Finding | None:
-    """Bonferroni-corrected least p-value as a finding; None without tests."""
+    """Bonferroni-corrected smallest p-value as a finding; None without tests."""
     if not p_values:
         return None
     least = min(p_values, key=lambda name: p_values[name])

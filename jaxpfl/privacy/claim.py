@@ -132,7 +132,7 @@ def calibrated(
     accountant: Accountant = "pld",
     **run: Any,
 ) -> Mechanism:
-    """Set a mechanism's noise multiplier to the least value for which epsilon over the run is at most the target.
+    """Set a mechanism's noise multiplier to the smallest value for which epsilon over the run is at most the target.
 
     Args:
       mechanism: mechanism whose noise multiplier is replaced. If it has one clipping norm for each run, the same noise
@@ -175,7 +175,7 @@ def sampling_of(participation: Participation) -> Sampling:
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn about a meaningless claim about users: publishing one random client's data has a delta of 1 / clients."""
+    """Warn if delta is too large for a claim about users: publishing one client's data has a delta of 1 / clients."""
     if 1 / clients <= delta < 1:
         warn(
             f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: publishing the data of a client drawn at "

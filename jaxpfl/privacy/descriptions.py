@@ -4,8 +4,9 @@ Descriptions hold plain numbers; the mechanisms themselves run inside the round.
 clipped uploads with Gaussian noise, so one noise multiplier z characterises it: the standard deviation of the noise
 divided by the largest change of the sum when one client is added (or its data are zeroed).
 
-Several Gaussian releases about the same client are equivalent to one release with :math:`z = (\sum_j z_j^{-2})^{-1/2}`,
-even if a later release depends on the outcome of an earlier one (Dong et al. 2022, Corollary 3.3).
+Several Gaussian releases about the same client, with noise multipliers z_j, are equivalent to one release with :math:`z
+= (\sum_j z_j^{-2})^{-1/2}`, even if a later release depends on the outcome of an earlier one (Dong et al. 2022,
+Corollary 3.3).
 
 **Banded noise.** Let x be the rounds' releases without noise, and A the lower triangular matrix of ones. The server's
 model is a prefix sum of the releases, an entry of A x. Adding noise :math:`C^{-1} Z` to x, with the entries of Z
@@ -17,7 +18,7 @@ clipping norm. The mean squared error of the R prefix sums is
 
 .. math:: \frac{s^2}{R} \sum_{t < R} \sum_{i \le t} w_i^2, \qquad w = A C^{-1} e_1
 
-With independent noise (C = I) the error is :math:`s^2 (R + 1) / 2`.
+where e_1 is the first unit vector. With independent noise (C = I) the error is :math:`s^2 (R + 1) / 2`.
 
 Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to private
 training", https://arxiv.org/abs/2306.08153.
@@ -177,7 +178,8 @@ class PerStepNoise:
       clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
       stddevs: standard deviations s1, and s2 if psi is uploaded, of the noise in one step.
       steps: number of local steps tau.
-      min_uploads: least number of uploads K for a round to release anything; at most the number of clients in a round.
+      min_uploads: number K of uploads; a round with fewer uploads releases nothing. At most the number of clients in a
+        round.
       linear: whether the second bound applies. It requires plain gradient steps without momentum and with one learning
         rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
         be computed before any noise of that step is added.
@@ -329,7 +331,7 @@ Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic
 def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
     """Coefficients c, with norm 1, of the banded C that minimises the mean squared error of the prefix sums.
 
-    L-BFGS in float64 starts from the first b coefficients of the square root of A.
+    L-BFGS in float64 starts from the first b coefficients of the square root of A, the lower triangular matrix of ones.
 
     Args:
       bands: number of bands b, at most R.
@@ -356,7 +358,7 @@ def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
 
 
 def prefix_error(c: tuple[float, ...], rounds: int) -> float:
-    """Root mean squared error of R prefix sums with noise from s = 1 and the coefficients c."""
+    """Root mean squared error of R prefix sums with banded noise of standard deviation s = 1 and the coefficients c."""
     w = _filtered(np.asarray(c), np.ones(rounds))
     return float(np.sqrt(w**2 @ np.arange(rounds, 0, -1) / rounds))
 
@@ -378,7 +380,7 @@ def check_coefficients(c: tuple[float, ...]) -> None:
     """Check that coefficients are finite, that their norm is 1, and that the first coefficient is positive.
 
     Raises:
-      JaxpflError: if they are not.
+      JaxpflError: if one of these conditions does not hold.
     """
     values = np.asarray(c, float)
     if not np.isfinite(values).all() or values[0] <= 0:
@@ -408,7 +410,7 @@ def _log_error(free: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
-    """Least cap that a Poisson cohort exceeds in a round with probability below ``overflow``; at most m.
+    """Smallest cap that a Poisson cohort exceeds in a round with probability below ``overflow``; at most m.
 
     Args:
       num_clients: number of clients m.

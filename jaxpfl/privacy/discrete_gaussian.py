@@ -34,7 +34,7 @@ MOST_STDDEV = 2.0**14
 """Largest sigma, in quantiser steps; a table has 19 entries per step."""
 
 _REACH = 9.5
-"""Distance in standard deviations beyond which the tails hold less than 2^-64."""
+"""Distance in standard deviations beyond which the tails have a mass below 2^-64."""
 
 
 class Table(NamedTuple):
@@ -113,7 +113,7 @@ def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
 
 
 def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
-    r"""Least delta for eps, which is the maximum over all shifts D = 1 ... sensitivity of
+    r"""Smallest delta for eps: the maximum, over all shifts D = 1 ... sensitivity, of
 
     .. math:: P\Big(X < \frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
        - e^\epsilon P\Big(X < -\frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
@@ -143,7 +143,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
 
 
 def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
-    """Least sigma, to a relative 1e-6, for which a message as sampled is (eps, delta)-DP.
+    """Smallest sigma, to a relative 1e-6, for which a message as sampled is (eps, delta)-DP.
 
     Raises:
       JaxpflError: unless eps is positive and delta is in (0, 1), if eps is too large for the sampler's precision, or if

@@ -74,7 +74,7 @@ class Ledger:
       call: name of the function: ``update``, ``idle``, ``personalize`` or ``cluster``.
 
     Attributes:
-      accesses: descents on the examples.
+      accesses: descents (sequences of local steps) on the examples.
       loss: mean training loss of the last descent, []. It is reported to the user, outside the private release; the
         method cannot read it.
     """
@@ -111,7 +111,10 @@ class Ledger:
 
 
 class _OfClient(NamedTuple):
-    """One client's numbers from `Silo`, traced, each []: ``whole`` means all examples, ``stddev`` is ``z_i C``."""
+    """One client's traced numbers from `Silo`, [] each.
+
+    ``whole`` is true if every mini-batch contains all examples. ``stddev`` is ``z_i C``.
+    """
 
     threshold: Array
     whole: Array
@@ -245,7 +248,7 @@ class GuardedData:
 
 
 def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, slots: int) -> tuple[Array, Array]:
-    """Draw every example independently with the client's rate; more than ``slots`` are cut to a random subset.
+    """Draw every example independently with the client's rate; more than ``slots`` examples are cut to a random subset.
 
     Returns:
       Indices of the drawn examples within the client's examples, [slots] int32, 0 if not valid, and the mask of valid

@@ -26,15 +26,15 @@ from jaxpfl.privacy.noise import add_gaussian
 
 
 def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -> float:
-    r"""Analytic calibration: least standard deviation that makes a Gaussian mechanism (eps, delta)-DP.
+    r"""Analytic calibration: smallest standard deviation that makes a Gaussian mechanism (eps, delta)-DP.
 
     In units of the sensitivity, the standard deviation :math:`\sigma` solves
 
     .. math:: \Phi\Bigl(\frac{1}{2\sigma} - \epsilon\sigma\Bigr)
        - e^\epsilon \Phi\Bigl(-\frac{1}{2\sigma} - \epsilon\sigma\Bigr) = \delta
 
-    This is exact for every eps > 0, in any dimension (Balle and Wang 2018, Theorem 8). dp-accounting solves the
-    equation to a relative error of 1e-10 for eps >= 1e-4.
+    This condition is necessary and sufficient for every eps > 0, in any dimension (Balle and Wang 2018, Theorem 8).
+    dp-accounting solves the equation to a relative error of 1e-10 for eps >= 1e-4.
 
     Args:
       epsilon, delta: guarantee for one message.

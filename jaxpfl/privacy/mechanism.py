@@ -1,6 +1,7 @@
 r"""Mechanism for user-level differential privacy: settings, clipping, noise and seed.
 
-With noise in every step, each gradient of an uploaded quantity is clipped and gets noise before the client's step:
+With noise in every step, a client's gradients h for mu and k for psi (if psi is uploaded) are clipped, and noise is
+added to them, before the client's step:
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
@@ -132,7 +133,8 @@ def _released(key: Key, gradient: PyTree, limit: float, stddev: float, protects:
 
 
 _LEAST_STDDEV = 1e-30
-"""Least standard deviation of noise: float32 can represent the lattice of a share of it among a million clients."""
+"""Smallest standard deviation of noise: float32 can still represent the lattice for one client's share of it among a
+million clients."""
 
 
 @documents_itself
@@ -224,7 +226,7 @@ class Mechanism(NoiseSettings):
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
 
     def least_uploads(self, expected_cohort: float) -> int:
-        """Least number of uploads K_min for a round to release its sum; 0 if there is no minimum."""
+        """Smallest number of uploads K_min for which a round releases its sum; 0 if there is no minimum."""
         if self.server_adds:
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)

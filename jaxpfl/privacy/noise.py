@@ -239,7 +239,7 @@ def add_banded(
       key: key of the draw.
       tree: tree to which the noise is added.
       stddev: standard deviation s of the entries of Z, [].
-      coefficients: coefficients c.
+      coefficients: coefficients :math:`c_0, ..., c_{b-1}`.
       past: noise of earlier rounds :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the
         first.
       protects: name of the quantity that is released, for `record`.

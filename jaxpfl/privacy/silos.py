@@ -1,8 +1,8 @@
 r"""Example-level privacy of silos: sampling, noise and accounting for DP-SGD in each silo.
 
 A silo is a client whose single examples are protected against everyone outside the silo. A silo with :math:`n_i`
-examples draws mini-batches B that contain each example with probability :math:`q_i = \min(b / n_i, 1)`, and uses the
-noisy gradient
+examples draws mini-batches B that contain each example with probability :math:`q_i = \min(b / n_i, 1)`, where b is the
+expected size of a mini-batch. With the gradient g_j of example j, the silo uses the noisy gradient
 
 .. math:: \frac{1}{q_i n_i} \Bigl( \sum_{j \in B} g_j \min(1, C / \|g_j\|_2) + N(0, z_i^2 C^2 I) \Bigr)
 
@@ -31,7 +31,8 @@ from jaxpfl.support.errors import JaxpflError
 WORD = 2**31
 """Upper bound on the random integer scores that select examples; sampling rates are exact multiples of 1 / `WORD`."""
 _CLOSE, _TRIES = 0.997, 6
-"""Least ratio of a silo's epsilon to the target, and number of attempts to reach it from a similar silo's noise."""
+"""Smallest accepted ratio of a silo's epsilon to the target, and number of attempts to reach it from a similar silo's
+noise."""
 
 
 @dataclass(frozen=True)

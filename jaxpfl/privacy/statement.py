@@ -47,7 +47,8 @@ class Statement(NamedTuple):
       noise_seed: source of the randomness of cohorts and noise: ``run`` (the run's seed) or ``secret`` (the operating
         system).
       cut: whether a cap may cut a cohort. Other drawn clients then affect whether a client takes part, and therefore
-        its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend on that.
+        its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend on the
+        client's state.
       caveats: limitations of the claim in this run.
       silos: for the unit ``example``, one entry per size of silo with its epsilon, sampling rate, noise multiplier and
         number of mini-batches. ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the entry with

@@ -30,11 +30,11 @@ HEARTBEAT_SECONDS = 30
 """Seconds without a heartbeat after which a process counts as lost. If a process ends, its connections close, and the
 loss is noticed at once."""
 START_SECONDS = 300
-"""Seconds that the processes have to find each other."""
+"""Number of seconds within which the processes must find each other."""
 WAIT_SAID_SECONDS = 5
-"""Seconds of waiting for the other processes after which the user is told."""
+"""Number of seconds of waiting for the other processes after which the user is notified."""
 AUTOMATIC = "auto"
-"""Address that stands for the one announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
+"""Address that selects the address announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LEAST_TOKEN = 16
@@ -144,7 +144,7 @@ def on_this_host() -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: JAX would wait for other processes that may never answer."""
+    """End this process at once, because JAX would wait for other processes that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -348,8 +348,8 @@ def _end_terminated() -> None:
 def _loss_reported() -> Iterator[None]:
     """Make the runtime's client that starts in the block report a lost process in one line.
 
-    Without our callback, the client aborts with a C++ trace. It calls the callback with a status that this version of
-    the bindings cannot convert, and terminates because of that. The terminate handler is therefore ours too.
+    Without our callback, the client aborts with a C++ trace. With our callback, the client passes a status that this
+    version of the bindings cannot convert, and therefore terminates. The terminate handler is therefore replaced too.
     """
     with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
         try:

@@ -15,7 +15,7 @@ _FEW = 5
 class JaxpflError(Exception):
     """A bad argument, file or combination. The message is one line, which the command line prints unchanged.
 
-    This is not a ValueError, because argument parsers catch those and print them in their own format.
+    This is not a ValueError, because argument parsers catch ValueErrors and print them in their own format.
     """
 
 
@@ -40,7 +40,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 @contextmanager
 def writing(path: object) -> Iterator[None]:
-    """Convert errors of writing in the block to one that names the file or folder.
+    """Convert errors that writing in the block raises to an error that names the file or folder.
 
     Raises:
       UnwritableError: for any OSError in the block, with its reason.
@@ -53,7 +53,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Convert errors in the block to one that says which file has an unexpected structure.
+    """Convert errors in the block to an error that names the file with the unexpected structure.
 
     Raises:
       JaxpflError: instead of the errors that Python raises for a missing name or a value of the wrong type.

@@ -106,7 +106,7 @@ def own_contents(path: Path) -> bytes:
     """Read the user's own file, whose content will be executed.
 
     Raises:
-      OSError: as in `opened`, and if another user could have written the file or put it there.
+      OSError: as in `opened`, and if another user could have written the file or placed it in its folder.
     """
     with opened(path) as file:
         if not (is_own(os.fstat(file.fileno())) and is_own(path.parent.stat())):
@@ -155,7 +155,7 @@ def inside(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder, given its name, which was read from the folder and may be malicious.
 
     Raises:
-      JaxpflError: if the name leads out of the folder, also by a link.
+      JaxpflError: if the name leads out of the folder, directly or by a link.
     """
     path, parts = folder / name, Path(name).parts
     try:

@@ -2,8 +2,8 @@
 
 The kernel kills a process that runs out of memory without a message, so a large allocation is checked first. A
 temporary file has no name, so nothing remains after its array or process is gone. The pages of a mapped file do not
-exhaust memory, because the system drops them when it needs room. But mapped pages count as resident memory, so
-functions here process a few examples at a time and release the pages.
+exhaust memory, because the system drops them when it needs room. But mapped pages count as resident memory, so the
+functions in this module process a few examples at a time and then release the pages.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def partial(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder, which is renamed to ``path`` if the block ends without an error.
 
     Raises:
-      FileNotFoundError: if the parent folder was moved or removed during the block. Another folder of that name would
-        lack the files written before.
+      FileNotFoundError: if the parent folder was moved, removed or replaced during the block, because another folder of
+        the same name would lack the files written before.
     """
     with _same(path.parent) as check, scratch(path) as place:
         yield place
@@ -31,7 +31,7 @@ def partial(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _same(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that raises an error if ``folder`` has been replaced by another folder since the beginning."""
+    """Yield a function that raises an error if ``folder`` has been replaced by another folder since the call."""
     descriptor = None
     with suppress(OSError):  # the folder does not exist yet, or the system cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its inode number

@@ -40,7 +40,7 @@ class AgreedError(JaxpflError):
 
 
 class _Refused(NamedTuple):
-    """An error sent instead of a value; ``alone`` if only one process computed the value."""
+    """An error sent instead of a value; ``alone`` is true if only one process computed the value."""
 
     said: str
     alone: bool
@@ -67,7 +67,7 @@ def is_first() -> bool:
 
 
 def secure(token: str) -> None:
-    """Set the key of this run's messages, each of which has a code that only processes with the same token can make.
+    """Set the key that authenticates this run's messages; only processes with the same token can compute a valid code.
 
     The key is new in each run, so messages of earlier runs fail the check.
     """
@@ -97,7 +97,7 @@ def exchange(value: T) -> list[T]:
 
 
 def on_first(do: Callable[[], T]) -> T:
-    """Call ``do`` in the first process; every process returns its result, or raises its error.
+    """Call ``do`` in the first process; every process returns the result, or raises the error, of this call.
 
     Raises:
       AgreedError: with the message of a `JaxpflError` or of the system's error, in the other processes.
@@ -187,7 +187,7 @@ def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
 
 
 def _exchange_result(do: Callable[[], T], *, alone: bool = False) -> list[T]:
-    """Exchange the results of ``do``; ``alone`` if the other processes only receive."""
+    """Exchange the results of ``do``; ``alone`` is true if the other processes only receive."""
     try:
         value = do()
     except AgreedError:  # the other processes have the same error

@@ -1,10 +1,11 @@
 """Ctrl-C and SIGTERM: the process stops once, with one line and the matching exit status.
 
-By default, Python raises KeyboardInterrupt wherever the main thread happens to be. An import may swallow it, a callback
-may print it and continue, and a second one may interrupt the clean-up of the first. While XLA compiles, it is not
-raised at all. The command line therefore calls `watch` before it imports anything large. From then on, a separate
-thread receives the signals. It ends the process at once, unless a run with rounds to save handles the signal through
-`offered`. Without `watch` (in a notebook or script), signals keep their previous handlers unless a run handles them.
+By default, Python raises KeyboardInterrupt wherever the main thread happens to be. An import may swallow the exception,
+a callback may print it and continue, and a second Ctrl-C may interrupt the clean-up after the first. While XLA
+compiles, no exception is raised at all. The command line therefore calls `watch` before it imports anything large. From
+then on, a separate thread receives the signals. It ends the process at once, unless a run with rounds to save handles
+the signal through `offered`. Without `watch` (in a notebook or script), signals keep their previous handlers unless a
+run handles them.
 """
 
 from __future__ import annotations
