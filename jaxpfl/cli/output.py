@@ -45,7 +45,7 @@ class WriteFlags:
         """Return a console on standard error for progress and notes.
 
         Args:
-          writes: whether this process prints; the console is silent if not, or if ``--quiet`` is given.
+          writes: whether this process prints; otherwise, or if ``--quiet`` is given, the console is silent.
         """
         return Console(stderr=True, quiet=self.quiet or not writes)
 

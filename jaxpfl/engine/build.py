@@ -88,7 +88,7 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
 def put_together(
     spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
 ) -> Assembled:
-    """Like `assemble`, with a given task and a given graph, which several runs can share.
+    """Like `assemble`, but with a task and a graph that several runs can share.
 
     Args:
       spec: settings of the run.
@@ -379,7 +379,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
 
 
 def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
-    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe what the method releases in a round.
+    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe the noisy sums of a round of the method.
 
     Args:
       spec: settings of a run whose method uploads.
@@ -467,8 +467,8 @@ def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
     """Sampling of the cohorts (`participation.of`).
 
     If uploads are private, the default is Poisson sampling, or cyclic sampling with banded noise. By default, a Poisson
-    cohort has so many slots that they suffice in a round with probability at least 1 - 1e-6. With the accountant rdp,
-    which does not support truncated cohorts, there is a slot for every client.
+    cohort has enough slots for all drawn clients of a round with probability at least 1 - 1e-6. With the accountant
+    rdp, which does not support truncated cohorts, there is a slot for every client.
 
     Raises:
       JaxpflError: if `participation.of` raises it.

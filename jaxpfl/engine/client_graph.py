@@ -6,9 +6,10 @@ The distance of two clients is computed in one of three spaces (Zhao et al., sec
 - "features": the distance of the covariance matrices of the clients' inputs;
 - "models": the distance of models that each client has trained alone for a few rounds from a common start.
 
-The first two ignore labels, so they cannot separate clients that differ only in their labels. They leave out examples
-with a value that is not finite. The graph does not depend on the order of the clients, on padding or on the run's seed.
-With more than `graphs.MOST_EXACT` clients, it is approximate and does depend on the order of the clients.
+The first two distances ignore labels, so they cannot separate clients that differ only in their labels. They leave out
+examples with a value that is not finite. The graph does not depend on the order of the clients, on padding or on the
+run's seed. With more than `graphs.MOST_EXACT` clients, the graph is approximate and does depend on the order of the
+clients.
 
 The graph is computed on the host before a run. In a deployment, each client would upload its vector once for this
 comparison. The bytes of a run do not include this upload.

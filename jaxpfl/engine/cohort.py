@@ -335,7 +335,7 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
     """Sum a tree over the devices of a mesh axis; the result equals ``jax.lax.psum`` of each leaf.
 
     To save communication, all leaves of one floating-point dtype are concatenated into one vector, and int32 leaves are
-    added to it as exact floats. Sharded leaves (`trees.leaves_apart`) are never concatenated.
+    appended to this vector as exact floats. Sharded leaves (`trees.leaves_apart`) are never concatenated.
     """
     leaves, structure = jax.tree.flatten(tree)
     exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)

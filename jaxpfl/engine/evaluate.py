@@ -1,7 +1,7 @@
 """Scores of the global model and each client's own model, before and after adaptation, and their means.
 
-The end of the module chooses the rounds of evaluation, the best evaluation, and the round of early stopping. The last
-two use validation scores only, never test scores.
+The functions at the end of the module choose the rounds of evaluation, the best evaluation, and the round of early
+stopping. The best evaluation and early stopping use validation scores only, never test scores.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
 def make_evaluate(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
 ) -> Callable[[RunState, PyTree, Clients], Scores]:
-    """Build ``(state, hp, clients) -> Scores`` on one split.
+    """Build the function ``(state, hp, clients) -> Scores`` that scores clients on one split.
 
     Personalisation uses the training and validation examples only. Its random stream depends on the client, but not on
     the round or the split. Its mini-batches are drawn as in a client's first round.
@@ -101,9 +101,9 @@ def make_evaluate(
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
-    """Build ``(state, hp, clients) -> personalised models``, one tree for each group, with leaves [m, ...].
+    """Build the function ``(state, hp, clients) -> personalised models`` that personalises every client's model.
 
-    These are the models that `make_evaluate` scores as ``after``.
+    The result has one tree for each group, with leaves [m, ...]. `make_evaluate` scores these models as ``after``.
     """
 
     def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
@@ -115,7 +115,7 @@ def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 
 
 def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], Array]:
-    """Build ``(state, hp, clients) -> each client's cluster, [m]``."""
+    """Build the function ``(state, hp, clients) -> clusters`` that returns each client's cluster, [m]."""
 
     def choose(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
         assert client.cluster is not None
@@ -129,7 +129,7 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 def make_adapt(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
 ) -> Callable[[RunState, PyTree, Clients, Array], Scores]:
-    """Build ``(state, hp, unseen clients, rounds) -> Scores`` for clients that were never trained.
+    """Build the function ``(state, hp, unseen clients, rounds) -> Scores`` that adapts and scores unseen clients.
 
     Each unseen client starts from ``Client.init`` and runs ``Client.update`` for ``rounds`` rounds. In each round, it
     receives the server's current message and uses the learning rate of the last round; with an ``lr_schedule``, it uses
@@ -279,7 +279,7 @@ def _score(
 def _reader(
     algorithm: Algorithm, plan: RoundPlan, work: Work, *scored: Part
 ) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
-    """Build ``(state, hp, clients) -> results of each group's clients``.
+    """Build the function ``(state, hp, clients) -> results`` that applies ``work`` to each group's clients.
 
     ``work`` gets the training and validation examples, and the examples of the splits in ``scored`` in addition.
     """

@@ -35,7 +35,7 @@ def bytes_per_client(
 ) -> tuple[int, int]:
     """Bytes that one client uploads and receives in one round, without compression and without weights.
 
-    Both are zero for a pooled method, because the cost of collecting the examples is not counted.
+    Both numbers are zero for a pooled method, because the cost of collecting the examples is not counted.
 
     Args:
       algorithm: the method.

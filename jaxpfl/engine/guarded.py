@@ -115,8 +115,10 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training at the end": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """Build ``n_i -> number of batches`` of the call with most batches. Calls are alternatives: a client is either
-        inside or outside a round's cohort."""
+        """Build the function from a client's number of examples to its largest number of batches over these calls.
+
+        A client makes only one of the calls, because it is either inside or outside a round's cohort.
+        """
         return lambda n: max((sum(access.gradients(n) for access in ledger.accesses) for ledger in of), default=0)
 
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)

@@ -133,7 +133,7 @@ def dispatched(
       ids: all clients' ids, [m].
       round: number of the round that begins.
       shared: message to the clients that begin.
-      seconds: function ``rows [M] -> [M]``, the seconds that each client needs.
+      seconds: function from rows [M] to the seconds that each client needs, [M].
     """
     clients, empty = ids.shape[0], before.rows == ids.shape[0]
     busy = jnp.zeros(clients, bool).at[before.rows].set(True, mode="drop")

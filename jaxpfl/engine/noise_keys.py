@@ -1,7 +1,8 @@
 """Noise keys of private runs, which differ between any two runs on the same users.
 
-If two runs used the same noise, it would cancel in the difference of their models. A run therefore draws its cohorts
-and its noise from a key that is derived from the seed and from a text that describes everything on which the run's
+If two runs used the same noise, the noise would cancel in the difference of their models. A run therefore draws its
+cohorts and its noise from a key that is derived from the seed and from a text that describes everything on which the
+run's
 releases depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation, and a checksum
 of the data. Equal runs of one program are numbered, and the number also enters the key. The key does not depend on the
 order of the clients, on padding or on the execution plan. A user's own function or object cannot be described by a

@@ -78,7 +78,7 @@ class Programs:
         self._of = setting
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled program ``(keys [S], hp [S], clients) -> initial states``.
+        """Compiled program that makes the initial states, ``(keys [S], hp [S], clients) -> states``.
 
         If the random draws for all clients would not fit in memory, the program draws for a block of clients at a time.
 
@@ -110,7 +110,7 @@ class Programs:
         return program
 
     def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """Function ``(keys, hp [S], clients) -> states before round 0``; the keys are run keys and noise keys, each
+        """Function that makes the initial states, ``(keys, hp [S], clients) -> states``, from run and noise keys, each
         [S].
 
         Args:

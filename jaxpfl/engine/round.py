@@ -367,7 +367,7 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
 def make_rounds(
     one_round: OneRound, capacity: int
 ) -> Callable[[RunState, RunValues, Clients, Array], tuple[RunState, Metrics]]:
-    """Build ``(state, values, clients, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
+    """Build the function ``(state, values, clients, rounds) -> (state, history)``: up to ``capacity`` rounds in a loop.
 
     The number of rounds is traced, so calls with any number of rounds share one compiled program. (A ``lax.scan`` would
     be compiled again for the last, shorter call.) The history's leaves are [capacity]; entries from ``rounds`` on are
@@ -440,7 +440,7 @@ def synchronous_seconds(
 def seconds_ahead(
     algorithm: Algorithm, availability: Availability, ids: Array, sizes: Array, state: RunState, shared: PyTree
 ) -> Callable[[Array], Array]:
-    """Build ``rows [M] -> seconds [M]``, the time from broadcast to upload for clients that begin in a round.
+    """Build the function ``rows [M] -> seconds [M]``, the clients' times from the round's broadcast to their uploads.
 
     Without a time model, every client takes one second.
 

@@ -261,7 +261,7 @@ class Simulation:
         Args:
           state: state after any round.
           split: split whose examples are scored.
-          attackers: score the attackers instead; the scores of the honest clients are then NaN.
+          attackers: whether to score the attackers instead; the scores of the honest clients are then NaN.
         """
         scores = self._read(split, state, Clients(self._scored.federations))
         if self.attackers is None:
@@ -485,7 +485,7 @@ class Simulation:
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes for the data, the clients' states, and a round's working memory. Compiles the round."""
+        """Bytes for the data, the clients' states, and a round's working memory. The round is compiled."""
         working = memory.needed(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations

@@ -261,7 +261,7 @@ def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int |
     Args:
       state: state with a leading axis of runs.
       rows: for each group's stack, the new number of rows, or the indices of the rows in their new order.
-      of_all: the same for the counts, which cover all clients.
+      of_all: new number or order of the rows of the counts, which cover all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:
@@ -349,7 +349,7 @@ def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = Fal
 
     Args:
       one: program of one run.
-      vectorised: vectorise the runs; otherwise they run one after the other.
+      vectorised: whether to vectorise the runs; otherwise they run one after the other.
       in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorised, the
         new values are then written into one buffer.
     """

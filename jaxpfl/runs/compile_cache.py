@@ -32,9 +32,9 @@ def enable() -> Path | None:
     """Enable the cache; must be called before anything is compiled.
 
     Returns:
-      The cache's folder, or None if this function leaves JAX's settings as they are. That is so if the user has made
+      The cache's folder, or None if this function leaves JAX's settings unchanged, because the user has made
       a choice (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a
-      folder was set in this process), if the folder cannot be written, or if other users can write to it.
+      folder was set in this process), because the folder cannot be written, or because other users can write to it.
     """
     import jax
     import jaxlib.version

@@ -257,7 +257,7 @@ def preset(data: str, partition: str | None, users_per_client: int | None = None
 
     Args:
       data: name of the data set.
-      partition: partition, or None for the preset's.
+      partition: partition, or None for the preset's partition.
       users_per_client: users that make up one client of the partition ``natural``, or None for the preset's number.
 
     Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;

@@ -4,7 +4,7 @@ Exported files can be read without jaxpfl (see `model_files`).
 
 A method's state may contain more than the parameters of its models, such as control variates, optimizer state, or two
 models that a client mixes. Only the method's prediction function determines which of these are used as the model's
-parameters. So that function is called once with a model that records the parameters passed to it (`Witness`).
+parameters. This function is therefore called once with a model that records the parameters passed to it (`Witness`).
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ def _row(
 def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
     """Return the true cluster of each client, indexed by client id; None if the clients have no true clusters.
 
-    They have clusters with the partition "clusters", and for planted data if every user is a client.
+    Clients have true clusters with the partition "clusters", and with planted data if every user is a client.
 
     Args:
       config: resolved config.

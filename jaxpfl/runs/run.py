@@ -44,7 +44,7 @@ from jaxpfl.support.errors import JaxpflError, UnwritableError, warn, writing
 
 
 class Reporter(Protocol):
-    """Receiver of a run's progress."""
+    """Object whose methods are called with a run's progress."""
 
     def start(self, method: str, done: int, rounds: int) -> None: ...
     def progress(self, round: int, loss: float, score: float | None) -> None: ...

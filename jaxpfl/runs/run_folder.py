@@ -118,7 +118,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
     Raises:
       JaxpflError: if the folder, or one of its subfolders in `_ENDINGS`, contains a file that is not part of the
-        results; the message names it.
+        results; the message names the file.
     """
     known = {mark, *SHARED, *parts}
     inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]

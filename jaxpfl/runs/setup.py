@@ -371,7 +371,7 @@ class Protection(NamedTuple):
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
     """Return the mechanism and guarantee of a method's privacy; None if the method is not private.
 
-    Either the uploads are private (user level) or the examples of the silos.
+    Either the uploads are private (user level), or the examples of the silos are private.
 
     Args:
       run: run with a single noise multiplier.

@@ -146,7 +146,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
 
     Args:
       path, file, experiment: file, its content and the experiment, as in `check_recorded`.
-      strict: whether to raise an error instead of the warning.
+      strict: whether to raise an error instead of a warning.
     """
     was = resolve(file.config)
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):

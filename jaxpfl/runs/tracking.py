@@ -20,7 +20,7 @@ from jaxpfl.support.errors import JaxpflError, missing_extra, warn, writing
 
 
 class Tracker(Protocol):
-    """Receiver of a run's records, for one method at a time, in the process that writes the run folder."""
+    """Object that receives a run's records, for one method at a time, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
         """Start a method, or continue it after ``done`` rounds; any records of later rounds become invalid."""
@@ -50,7 +50,7 @@ def end_trackers(trackers: Sequence[Tracker]) -> Iterator[None]:
 class TensorBoard:
     """Tracker that writes TensorBoard's event files, with the means over the seeds after each round.
 
-    ``tensorboard --logdir RUN/tensorboard`` shows them.
+    ``tensorboard --logdir RUN/tensorboard`` shows these means.
 
     Args:
       folder: run folder; the event files of a method are in its subfolder ``tensorboard/METHOD``.

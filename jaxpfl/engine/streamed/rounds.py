@@ -87,7 +87,7 @@ def stack_of(rows: int, devices: int) -> Group:
 
 
 def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Drawn]:
-    """Build ``(released key, round, client ids [m]) -> Drawn``, which draws the same cohort as `make_round`."""
+    """Build the function ``(released key, round, client ids [m]) -> Drawn`` that draws the cohort of `make_round`."""
 
     def draw(released: Key, round: Array, ids: Array) -> Drawn:
         key = stream(released, Purpose.PARTICIPATION, round)

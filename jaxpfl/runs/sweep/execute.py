@@ -39,7 +39,7 @@ from jaxpfl.support.errors import JaxpflError, is_exhausted
 
 
 class Reporter:
-    """Receiver of a sweep's progress. This base class ignores everything."""
+    """Object whose methods are called with a sweep's progress. The methods of this base class do nothing."""
 
     def start(self, group: str, runs: int, rounds: int) -> None:
         """Called when a chunk of runs begins."""
@@ -160,7 +160,7 @@ def run_group(
       group: group of runs.
       loaded: cache of the data of earlier groups.
       record: function called with the records of each chunk.
-      reporter: receiver of the progress.
+      reporter: object whose methods are called with the progress.
       stopped: function that returns True once the current chunk should be abandoned.
       ready: result of `prepare_group`, if the caller has already called it.
       states: states at which successive halving stopped runs. Runs continue from them, and new states are added.
@@ -378,7 +378,7 @@ class Stopped(NamedTuple):
     Attributes:
       state: state of S runs.
       rounds: number of rounds run so far.
-      seconds: seconds per run so far, (without compilation, of compilation).
+      seconds: pair of seconds per run so far: without compilation, and of compilation.
     """
 
     state: RunState

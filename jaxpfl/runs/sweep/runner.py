@@ -39,7 +39,7 @@ def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool]
 
     Args:
       sweep: sweep whose folder this process has locked.
-      reporter: receiver of the progress.
+      reporter: object whose methods are called with the progress.
       stopped: function that returns True once the runner should stop.
     """
     journal, states = sweep.journal(), States()
@@ -89,7 +89,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
 
     Args:
       sweep: sweep whose folder has the same path on all machines of the cluster.
-      reporter: receiver of the progress, and of a message about each lost group.
+      reporter: object whose methods are called with the progress, and with a message about each lost group.
       ray: package ``ray``, connected to the cluster (see `ray_cluster`).
       stopped: function that returns True once the runner should stop.
 

@@ -44,7 +44,8 @@ class Compressor(NamedTuple):
     Attributes:
       compress: function that compresses a vector.
       feedback: whether to use error feedback; None for the compressor's default.
-      omega: for an unbiased compressor C, ``d -> omega`` such that ``E |C(x) - x|^2 <= omega |x|^2``. None for a biased
+      omega: for an unbiased compressor C of vectors x [d], function from d to omega such that
+        ``E |C(x) - x|^2 <= omega |x|^2``. None for a biased
         compressor, which must satisfy ``|C(x) - x| <= |x|``.
     """
 

@@ -116,9 +116,9 @@ def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
     """Mean of the ``select`` vectors with the lowest Krum scores.
 
-    0 selects n - f - 2 vectors for f assumed attackers, but at least one vector. n - f - 2 is the largest number for
-    which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine Learning via Robust Gradient
-    Aggregation".
+    With ``select`` = 0, n - f - 2 of the n valid vectors are selected for f assumed attackers, but at least one vector.
+    n - f - 2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine
+    Machine Learning via Robust Gradient Aggregation".
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
     # argsort of argsort gives the rank of each score; ties are ranked by slot.
@@ -154,7 +154,7 @@ def geometric_median(
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
-    """Mean of the vectors after clipping each to the norm ``bound``; 0 clips to the median of the n norms."""
+    """Mean of the vectors after clipping each to the norm ``bound``, or to the median of their norms if it is 0."""
     norms = _norms(rows)
     most = median(norms, valid) if bound == 0 else bound
     return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
