@@ -176,7 +176,8 @@ def every(x: Array) -> Samples:
 class Moments(NamedTuple):
     """Number [], mean [...] and summed squared deviations [...] of messages with shape [...].
 
-    Deviations are from the mean: the difference between two large sums would lose its digits in single precision.
+    Deviations are taken from the mean, because the difference between two large sums would lose its digits in single
+    precision.
     """
 
     number: Array

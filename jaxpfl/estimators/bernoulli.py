@@ -29,13 +29,13 @@ from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncat
 from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
-"""Values of 1 - h (see `moment_variance`) below this one may be rounding errors. One client with two samples among
+"""Values of 1 - h (see `moment_variance`) below this constant may be rounding errors. One client with two samples among
 fifty thousand clients with one sample gives about this value.
 """
 
 
 class Share(NamedTuple):
-    """A client's share of ones [] and its n_i []. This is the local state, and without privacy also the message."""
+    """A client's share of ones [] and number n_i of samples []: the local state and, without privacy, the message."""
 
     share: Array
     size: Array
@@ -99,7 +99,7 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
     Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
     Args:
-      printed: whether to take S2 for v as the paper does, which makes the weight too large.
+      printed: whether to use S2 as the value of v, as the paper does, which makes the weight too large.
       variance: v, if known. If no client has two samples, v cannot be estimated; without ``variance``, all estimates
         are then the mean of all clients' shares.
     """
@@ -173,7 +173,7 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""Private estimator with one bit per client: one half reports its share, the other an unbiased estimate of p_i^2.
+    r"""Private estimator with one bit per client, which encodes the client's share or an unbiased estimate of p_i^2.
 
     A fair coin decides for each client, with Z ones among n samples, whether its bit encodes the share :math:`Z/n` or
     :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The mean messages M1 and M2 of the two halves give :math:`\mu =
@@ -184,8 +184,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     optimal weight for v equal to its posterior mean. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
     [0, mu (1 - mu)].
 
-    Formal guarantees: every client sends one message (7) and nothing else that depends on its samples. This is pure
-    eps-LDP for all its samples together. n_i is public.
+    Formal guarantees: every client sends one message of the form (7) of the paper, and nothing else that depends on its
+    samples. This is pure eps-LDP for all its samples together. n_i is public.
 
     Args:
       epsilon: privacy parameter, positive; may be traced.
@@ -278,7 +278,7 @@ class Population(NamedTuple):
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-        """Error MSE(a) with ``others`` other clients' shares; an infinite number of them means that mu is known.
+        """Error MSE(a) with the shares of ``others`` other clients; ``others`` is infinite if mu is known.
 
         If the weight is estimated, its variance adds an error of order 1/m, which the result does not include.
         """
@@ -291,7 +291,7 @@ class Population(NamedTuple):
 
 
 def printed_error(clients: Scalar, n: Scalar) -> Array:
-    """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
+    """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the mean estimated from m clients.
 
     Hoeffding's inequality gives the factor 2 instead of 3. Neither bound includes the error of the estimated variance.
 

@@ -49,8 +49,8 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
     nearest of the centers drawn before.
 
     Args:
-      scores: [m, k] standard Gumbel variables. Each point has its own row, so that the draws do not depend on the order
-        of the points.
+      scores: [m, k] standard Gumbel variables. Each point has its own row of variables, so the draws do not depend on
+        the order of the points.
       points: [m, d].
       valid: [m] bool, the points to use.
 

@@ -82,8 +82,9 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 
     Args:
       st2: variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
-        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry
-        almost no information about this variance: give ``st2``, or use `split`.
+        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`, where S^2 is the variance of the
+        messages. Messages with Gaussian noise carry almost no information about this variance: give ``st2``, or use
+        `split`.
       sx2: variance of the samples. If None, the variances within the clients are pooled. This needs clients with at
         least two samples, and each message then contains a second number, which is not private.
       release: mechanism that releases a client's mean.
@@ -164,7 +165,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: summed squared deviations divided by degrees of freedom; zero without the latter."""
+    """Pooled estimate of sx2: summed squared deviations over degrees of freedom; zero without degrees of freedom."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
@@ -196,7 +197,7 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
-    r"""Private estimator with one bit per client: one half reports its mean, the other half the mean's square.
+    r"""Private estimator with one bit per client, which encodes the client's mean or the mean's square.
 
     This estimator is for one dimension. The variance of a two-valued message is a function of its mean, so bits that
     encode the clients' means carry no information about the variance of these means.

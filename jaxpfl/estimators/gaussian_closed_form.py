@@ -56,7 +56,7 @@ def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, s
     Implements: Ozkara et al. 2023, Claim 1.
 
     Args:
-      clients: K, the number of clients that sent (m if all did).
+      clients: number K of clients that sent a message (m if all clients did).
       s2, st2, sq2: variance of a client's mean about theta_i, variance of the theta_i, and variance that the release
         adds.
       sent: whether this client sent its mean.
@@ -94,7 +94,7 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
     .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
 
     Args:
-      clients: K, the number of clients, all of which sent.
+      clients: number K of clients, all of which sent a message.
       s2, st2, sq2: variances as in `mean_terms`.
     """
     return personalized(clients, s2, st2, sq2, a=0.0)
@@ -111,8 +111,8 @@ def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
     """Lower bound on the error of equivariant estimators that learn mu: ``s2 (st2 + s2/m) / (st2 + s2)``.
 
-    This is equation (30) of the paper, and equals `personalized` without release noise. The paper's derivation only
-    proves the smaller `van_trees_bound`.
+    With m clients, this is equation (30) of the paper, and equals `personalized` without release noise. The paper's
+    derivation only proves the smaller `van_trees_bound`.
 
     Implements: Ozkara et al. 2023, Remark 2; Ozkara et al. 2023, Fact 1; Ozkara et al. 2023, equation (30).
     """
@@ -139,7 +139,7 @@ def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
     .. math:: G = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
     Args:
-      clients: m, the number of clients; all have the same size and all send.
+      clients: number m of clients, which have equally many samples and all send a message.
       s2, st2, sq2: variances as in `mean_terms`; s2 is positive.
     """
     return 1 - personalized(clients, s2, st2, sq2) / s2
@@ -157,7 +157,7 @@ def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Arra
 def global_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
     """Gain of the mean of the messages as every client's estimate.
 
-    The gain is negative if st2 + sq2/(m-1) > s2.
+    With m clients, the gain is negative if st2 + sq2/(m-1) > s2.
     """
     return 1 - global_mean(clients, s2, st2, sq2) / s2
 

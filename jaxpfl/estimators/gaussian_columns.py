@@ -1,8 +1,8 @@
 r"""Collaborative estimation of Gaussian means, with a separate population for every column.
 
 Each column follows the model of `gaussian` with its own mu, st2 and sx2, so the units of one column do not affect the
-other columns. If the clients' variances differ, every client has a different variance, which is shrunk towards the
-common variance by an inverse chi-square prior (see below). The estimate is
+other columns. If the clients' variances differ significantly, every client has a different variance, which is shrunk
+towards the common variance by an inverse chi-square prior (see below). The estimate is
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j
@@ -16,9 +16,9 @@ For equal :math:`s_j^2` this is the moment estimate.
 
 .. math:: \tilde s_i^2 = \frac{\nu_0 s_0^2 + \nu_i s_i^2}{\nu_0 + \nu_i}
 
-has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted to the mean and the variance of
-:math:`\log s_i^2 - \psi(\nu_i/2) + \log(\nu_i/2)`, as in limma. Unless Bartlett's test rejects equal variances,
-:math:`\nu_0` is infinite and all clients have the pooled variance.
+has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted to the mean and the variance of :math:`\log s_i^2 -
+\psi(\nu_i/2) + \log(\nu_i/2)`, as in the R package limma, where psi is the digamma function. Unless Bartlett's test
+rejects equal variances, :math:`\nu_0` is infinite and all clients have the pooled variance.
 
 References: Paule and Mandel 1982, "Consensus values and weighting factors"; Smyth 2004, "Linear models and empirical
 Bayes methods for assessing differential expression in microarray experiments", section 6.2; Bartlett 1937.

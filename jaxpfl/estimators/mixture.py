@@ -98,7 +98,7 @@ def em(
       sx2: variance of the samples. If None, the variance is fitted too; every message then contains a second number,
         which is neither quantised nor private.
       release: mechanism that releases a client's mean.
-      steps: number of EM steps, and also of the steps of Lloyd's algorithm before EM.
+      steps: number of EM steps, and number of steps of Lloyd's algorithm before EM.
       starts: number of runs of k-means++.
       floor: positive lower bound on sx2.
       reach: data-independent bound on the norm of the centers; the fitted centers are projected onto this ball. Useful

@@ -214,7 +214,9 @@ def gradient_descent(
 
 @full_precision.products
 def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
-    """A client's objective ``sum_j CE + |theta - mu|^2 / (2 s2)``; x is [n, d], and labels y [n] are in {0, 1}.
+    """A client's objective ``sum_j CE_j + |theta - mu|^2 / (2 s2)``, where CE_j is the cross-entropy of example j.
+
+    x is [n, d], and labels y [n] are in {0, 1}.
 
     Implements: Ozkara et al. 2023, equation (55).
     """
@@ -245,8 +247,9 @@ def logistic_descent(
        + \frac{\theta_i - \mu}{s^2} \Big], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i \frac{\mu - \theta_i}{s^2}
 
-    The paper's step on theta has mu - theta_i instead of theta_i - mu, which moves theta away from mu; ``printed``
-    selects the paper's step. As in `gradient_descent`, the variance is fixed, because the paper's step on it diverges.
+    Here CE is the cross-entropy of an example. The paper's step on theta has mu - theta_i instead of theta_i - mu,
+    which moves theta away from mu; ``printed`` selects the paper's step. As in `gradient_descent`, the variance is
+    fixed, because the paper's step on the variance diverges.
 
     Implements: Ozkara et al. 2023, Algorithm 5.
 

@@ -25,7 +25,7 @@ class Release(NamedTuple):
     """A randomised release of a client's mean, which is unbiased unless the mean is clipped.
 
     Attributes:
-      send: ``(key, mean [d]) -> message [d]``.
+      send: function ``(key, mean [d]) -> message [d]`` that releases a mean.
       variance: upper bound sigma_q^2 on the variance that the release adds to one entry, [].
       bits: number of bits per entry.
     """

@@ -28,7 +28,10 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 @dataclass(frozen=True)
 class BernoulliSettings(Settings):
-    """Model: X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
+    """Settings of the study.
+
+    The model is X_ij ~ Bern(p_i), p_i ~ P. The defaults reproduce the paper's study with its normal prior.
+    """
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -72,7 +75,7 @@ def plain_estimators() -> dict[str, Estimator]:
 
 
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators for these settings, by name, each with its exact error or None."""
+    """Estimators for these settings, by name, each with its exact error, or None if the error is unknown."""
     n, of = given.samples, prior.population
     best, printed = of.weight(n), of.printed_weight(n)
     found: dict[str, tuple[Estimator, float | None]] = {
@@ -113,7 +116,7 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
 
 
 def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
-    """Mean squared error of each estimator in each repetition, [repetitions, ...]; the data are the same for all.
+    """Mean squared error of each estimator in each repetition, [repetitions, ...]; all estimators see the same data.
 
     Args:
       given: the settings.
@@ -160,7 +163,7 @@ def simulated(given: BernoulliSettings) -> Results:
 
 
 def privacy_notes(given: BernoulliSettings) -> list[str]:
-    """Line that states the privacy guarantee for a client's message; an empty list without eps."""
+    """List with one line on the privacy guarantee of a client's message; empty without eps."""
     if given.epsilon is None:
         return []
     return [f"private: each client's message, epsilon {given.epsilon:g}, pure, mechanism one-bit"]

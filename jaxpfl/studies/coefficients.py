@@ -25,7 +25,10 @@ FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class CoefficientsSettings(Settings):
-    """Model: y = X theta_i + w, X ~ N(0, I); theta_i ~ N(mu, Sigma) has correlated entries, or lies in a subspace."""
+    """Settings of the study.
+
+    The model is y = X theta_i + w, X ~ N(0, I). theta_i ~ N(mu, Sigma) has correlated entries, or lies in a subspace.
+    """
 
     clients: int = within(800, minimum(2))
     """Number of clients, m."""

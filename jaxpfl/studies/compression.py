@@ -51,7 +51,10 @@ COMPRESSORS = (
 
 @dataclass(frozen=True)
 class CompressionSettings(Settings):
-    """Logistic regression with an intercept and the penalty l2/2 |x|^2, by gradient descent from zero."""
+    """Settings of the study.
+
+    The model is logistic regression with an intercept and the penalty l2/2 |x|^2. Gradient descent starts from zero.
+    """
 
     data: str = "planted:clients=20,clusters=1,examples=200,dim=54"
     """Data set with two classes, as for jaxpfl run: a9a, libsvm:PATH, ...; by default a synthetic one, with as many

@@ -44,7 +44,10 @@ _SHARE = 0.5
 
 @dataclass(frozen=True)
 class DittoSettings(Settings):
-    """Model: w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
+    """Settings of the study.
+
+    The model is w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2).
+    """
 
     clients: int = within(100, minimum(2))
     """Number of clients, K."""
@@ -83,7 +86,7 @@ class DittoSettings(Settings):
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate at ``lam``; at infinity, of the mean over clients."""
+    """Expected squared error of Ditto's personalised estimate; an infinite ``lam`` gives the mean over clients."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest

@@ -27,7 +27,10 @@ PRINTED_GAIN = (0.107, 0.019)
 
 @dataclass(frozen=True)
 class ElectionSettings(Settings):
-    """Six-fold cross-validation: five elections for estimation, and the squared error on the sixth."""
+    """Settings of the study.
+
+    Six-fold cross-validation uses five elections for estimation, and measures the squared error on the sixth.
+    """
 
     epsilon: tuple[float, ...] = within((0.5, 1.0, 2.0, 4.0, 8.0), checks.positive)
     """Local privacy of each county's single bit; the private estimators run at each value."""

@@ -32,8 +32,8 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
-"""Local mechanism: Gaussian noise with the analytic calibration, which is available for every dimension. In one
-dimension also Gaussian noise with the paper's calibration, a randomised bit, or discrete Gaussian noise.
+"""Local mechanism. Gaussian noise with the analytic calibration is available in every dimension. Gaussian noise with
+the paper's calibration, a randomised bit, and discrete Gaussian noise are available in one dimension.
 """
 
 
@@ -104,7 +104,10 @@ class GaussianPopulation(Settings):
 
 @dataclass(frozen=True)
 class GaussianSettings(GaussianPopulation):
-    """Model: X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
+    """Settings of the study.
+
+    The model is X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I).
+    """
 
     mean: float = 0.0
     """mu, in each dimension."""
@@ -128,7 +131,7 @@ class GaussianSettings(GaussianPopulation):
 
 
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators for these settings, by name, each with its exact squared error (a sum over entries) or None.
+    """Estimators for these settings, by name, with the exact squared error (summed over entries), or None if unknown.
 
     ``estimated`` is the personalised estimator with variances learned from the clients.
     """

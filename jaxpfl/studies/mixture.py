@@ -29,7 +29,11 @@ from jaxpfl.uploads.compression import quantizers
 
 @dataclass(frozen=True)
 class MixtureSettings(Settings):
-    """Model: X_ij ~ N(theta_i, sx2 I), theta_i is one of k centers, which each repetition draws from a sphere."""
+    """Settings of the study.
+
+    The model is X_ij ~ N(theta_i, sx2 I), where theta_i is one of k centers. Each repetition draws new centers from a
+    sphere.
+    """
 
     clients: int = within(1_000, checks.count)
     """Number of clients, m."""

@@ -65,7 +65,10 @@ def _check_method(name: str, method: str) -> None:
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """m clients in k clusters; the coefficients of each cluster have the norm ``strength``."""
+    """Settings of the study.
+
+    There are m clients in k clusters; the coefficients of each cluster have the norm ``strength``.
+    """
 
     clients: int = 50
     """Number of clients, m."""

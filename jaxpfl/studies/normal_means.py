@@ -43,7 +43,10 @@ _REACH, _CELLS = 12.0, 8_001
 
 @dataclass(frozen=True)
 class NormalMeansSettings(Settings):
-    """Model: x_i ~ N(theta_i, 1), theta_i from a population."""
+    """Settings of the study.
+
+    The model is x_i ~ N(theta_i, 1), with theta_i drawn from a population.
+    """
 
     clients: int = within(1000, minimum(2))
     """Number of clients, m."""

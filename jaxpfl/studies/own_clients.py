@@ -87,8 +87,8 @@ def own_or_simulated(
     """Return a function that runs a study on the clients of a file, if its options name one, or on simulated clients.
 
     Args:
-      own: ``(path, settings, options) -> Results``.
-      simulated: ``settings -> Results``.
+      own: function ``(path, settings, options) -> Results`` that estimates the clients of a file.
+      simulated: function ``settings -> Results`` that simulates clients.
 
     Raises:
       JaxpflError: raised by the returned function, if other options are given without a file.

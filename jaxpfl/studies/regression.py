@@ -24,7 +24,10 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class RegressionSettings(Settings):
-    """Model: y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
+    """Settings of the study.
+
+    The model is y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I). The defaults are the paper's setting with d = 50.
+    """
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -136,7 +139,7 @@ def regression_results(
       errors: mean squared errors by estimator, [repetitions] each; must include ``local``, ``fedavg`` and
         ``personalized``.
       exact: exact errors by estimator, if known.
-      plots: ``(folder, settings) -> paths``.
+      plots: function ``(folder, settings) -> paths`` that draws the plots into the folder.
     """
     name = kind.lower().replace(" ", "-").removeprefix("linear-")
     result = {"study": name, "settings": dict(vars(given))} | report(errors, exact)

@@ -30,7 +30,11 @@ _FLOOR = 1e-5
 
 @dataclass(frozen=True)
 class RegressionMixtureSettings(Settings):
-    """Model: y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); defaults are Table 3's."""
+    """Settings of the study.
+
+    The model is y = X theta_i + w, with theta_i ~ N(mu, s2 I) or N(-mu, s2 I), and X ~ N(0, I). The defaults are the
+    settings of Table 3.
+    """
 
     clients: int = within(1000, minimum(2))
     """Number of clients, m."""

@@ -48,10 +48,10 @@ def repetition(
     """Return a pure function of a random key that draws new data, and scores all estimators on these data.
 
     Args:
-      draw: ``key -> (parameters [m, ...], samples)``.
+      draw: function ``key -> (parameters [m, ...], samples)`` that draws the data.
       estimators: estimators by name.
       uploads: number of clients that upload, K; by default all.
-      score: ``(estimates, parameters) -> score``; by default the mean squared error.
+      score: function ``(estimates, parameters) -> score``; by default the mean squared error.
 
     Returns:
       A function from the key to the scores by estimator; the scores of a `Swept` estimator have a leading axis [k].

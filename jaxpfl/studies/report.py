@@ -265,7 +265,8 @@ def write_sizes(
 
     Args:
       folder: folder of the plot.
-      run: ``settings -> Results``; the JSON summary has the entry ``mse`` by estimator.
+      run: function ``settings -> Results`` that runs the study; its JSON summary must have the entry ``mse`` by
+        estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
       name: setting to vary, a key of `AXES`.
       sizes: values of this setting.

@@ -27,7 +27,8 @@ def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = F
 
     Args:
       default: default of the field. If it is a tuple, every value of the field is checked.
-      check: ``(name, value) -> anything``; raises a JaxpflError for a value that is not allowed.
+      check: function ``(name, value)`` that raises a JaxpflError for a value that is not allowed; its result is
+        ignored.
       empty: whether a tuple may be empty.
     """
     return dataclasses.field(default=default, metadata={"check": check, "empty": empty})
@@ -99,13 +100,14 @@ class Results(NamedTuple):
 
     Attributes:
       json: the summary; ``study`` is the name in the registry, and ``settings`` are the run's settings.
-      tables: function that returns the printed tables and lines, in order.
-      plots: ``folder -> paths``; draws the plots into the folder, and writes other files into its parent folder.
+      tables: function that returns the tables and lines to print, in this order.
+      plots: function ``folder -> paths`` that draws the plots into the folder, and writes other files into its parent
+        folder.
       series: errors in every repetition by name, leaves [repetitions, ...]; empty for a study without repetitions.
         Repetition r does not depend on the number of repetitions, so the series of a longer run begins with the series
         of a shorter run.
       files: text that lists the output folder's contents, printed after the run, such as ``summary.json, plots/``.
-      hint: line that is printed last if no output folder is given.
+      hint: line that is printed last if the user gives no output folder.
     """
 
     json: dict[str, Any]
@@ -120,7 +122,7 @@ class Read(NamedTuple):
     """Data that a study has read.
 
     Attributes:
-      data: the data, in the form that the study's ``results`` takes.
+      data: the data, in the form that the study's ``results`` accepts.
       arrays: arrays that determine the data; None if the settings ask for simulated data.
     """
 
@@ -135,10 +137,11 @@ class Study:
     Attributes:
       settings: a frozen dataclass. Its fields are the flags, and the fields' docstrings are the flags' help. Its method
         ``check`` raises a JaxpflError for values that are not allowed.
-      results: ``settings -> Results``. Further arguments are the options, if ``options`` is not None, and the data, if
-        ``reads`` is not None.
+      results: function ``settings -> Results`` that runs the study. Further arguments are the options, if ``options``
+        is not None, and the data, if ``reads`` is not None.
       options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without options.
-      reads: ``settings -> Read``, the data on which the results depend; None for a study that draws its data.
+      reads: function ``settings -> Read`` that reads the data on which the results depend; None for a study that draws
+        its data.
     """
 
     settings: type[Any]

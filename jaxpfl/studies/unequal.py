@@ -26,7 +26,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class UnequalSettings(Settings):
-    """Model: X_ij ~ Bern(p_i), p_i ~ P, with n_i samples for client i."""
+    """Settings of the study.
+
+    The model is X_ij ~ Bern(p_i), p_i ~ P, with n_i samples for client i.
+    """
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""

@@ -13,9 +13,9 @@ where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the es
 fitted A, it is too small by g_3 on average. For ML it is also too small by :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
 z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
 
-The fitted A maximises the likelihood, which may have several maxima. The search therefore takes the best value on a
-grid, and then finds a root of the derivative near this value. A step of the search needs sums over clients of p^2
-products. Messages of fixed size are therefore enough for each step, but not for the whole fit.
+The fitted A maximises the likelihood, which may have several maxima. The search therefore finds the best value on a
+grid, and then a root of the derivative near this value. A step of the search needs sums over clients of p^2 products.
+Messages of fixed size are therefore enough for each step, but not for the whole fit.
 
 One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. These
 intervals have the nominal coverage to the order 1/m if A is well above zero. If A is small compared to the squared
@@ -76,12 +76,13 @@ class AreaMeans(NamedTuple):
       basis: orthonormal columns that span the covariates, [m, p].
       beta: coefficients, [p].
       beta_covariance: covariance of the coefficients, for the fitted A, [p, p].
-      variance: A, []. If A is zero, all predictions are values of the regression.
+      variance: variance A of the clients' means around the regression, []. If A is zero, all predictions are values of
+        the regression.
       mean: empirical best linear unbiased predictors, [m].
-      regression: z beta, [m].
+      regression: values z beta of the regression at the clients' covariates, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
       g1, g2, g3: terms of the mean squared error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
-      shrinkage: B, the fraction by which ``mean`` moves from the estimate towards the regression, [m].
+      shrinkage: the fraction B by which ``mean`` moves from the estimate towards the regression, [m].
       residual: standardised residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: each client's term of ``risk``, which is their mean, [m].
@@ -158,7 +159,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       z: the covariates, [m], [m, k], or columns of a data frame.
       fit: likelihood of A: "reml" (restricted), or "ml". On average, the ML estimate of A is too small by a fraction of
         p / m, with p coefficients (including the intercept) and m clients, if all s are equal.
-      intercept: whether to prepend a column of ones to the covariates; ``z`` must not contain one.
+      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
 
     Raises:
       JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers or are linearly dependent; if the
@@ -272,7 +273,7 @@ class _Fitted(NamedTuple):
 
 
 def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
-    """Generalised least squares of y on the columns Q [m, p] for one value of A; D are squared standard errors [m]."""
+    """Generalised least squares of y on the columns Q [m, p] for one value of A and squared standard errors D [m]."""
     w = 1 / (A + D)
     factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
     b = cho_solve((factor, True), Q.T @ (w * y))
@@ -286,7 +287,7 @@ def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool)
 
 
 def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array, Array]:
-    """Maximum-likelihood A and its log likelihood up to a constant: best grid point, then the derivative's root."""
+    """Maximum-likelihood A, by a grid and a root of the derivative, and its log likelihood up to a constant."""
     kind = y.dtype
     value = partial(_log_likelihood, Q=Q, y=y, D=D, restricted=restricted)
 
@@ -306,7 +307,7 @@ def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array
 
 
 def _trace(factor: Array, Q: Array, w: Array) -> Array:
-    """tr(C^-1 sum_j z_j z_j' / V_j^2), []."""
+    """Trace of C^-1 sum_j z_j z_j' / V_j^2, []."""
     return (solve_triangular(factor, Q.T * w, lower=True) ** 2).sum()
 
 

@@ -13,7 +13,7 @@ and is then multiplied by the matrix square root of the mean of S_i, which accel
 Rubin and Wu 1998).
 
 `alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. It computes
-heads by least squares, takes :math:`S_i = \hat w_i \hat w_i^T`, and makes B orthonormal. A client with fewer than k
+heads by least squares, uses :math:`S_i = \hat w_i \hat w_i^T`, and makes B orthonormal. A client with fewer than k
 examples has no unique least-squares head, and a client with few examples has a poor one. In `em`, heads are shrunk
 towards zero, which avoids both problems.
 

@@ -1,9 +1,10 @@
 r"""Tests of whether clients' parameters are equal, and a confidence interval for their spread.
 
 All functions run on the host, with SciPy. For Gaussian clients with means :math:`\bar X_i`, let :math:`w_i(\lambda) = 1
-/ (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. Suppose that all s_i^2 are proportional to
-one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m - 1
-and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If
+/ (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`, where s_i^2 is the estimated variance of
+:math:`\bar X_i`, and M the mean of all :math:`\bar X_i` with the weights w_i. Suppose that all s_i^2 are proportional
+to one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m -
+1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If
 clients have different variances, the test is Welch's.
 
 An endpoint of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this
@@ -48,7 +49,7 @@ def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float,
     Args:
       mean: the clients' means, [m].
       s2: positive estimated variances of these means, [m].
-      degrees: degrees of freedom of the pooled variance, or [m] of each client's variance.
+      degrees: degrees of freedom of the pooled variance, or of each client's variance, [m].
       pooled: whether all ``s2`` are proportional to one pooled estimate; otherwise Welch's test is used.
     """
     from scipy import special

@@ -59,12 +59,12 @@ class GroupMeans(NamedTuple):
       x, s: estimates and their standard errors, [m] each.
       group: index of each client's group, [m].
       overall, overall_stderr: mean mu of the groups' means, and its standard error at the fitted spreads, [] each.
-      within: A, the variance of clients about their group's mean, [].
-      between: B, the variance of the groups' means, [].
+      within: variance A of clients about their group's mean, [].
+      between: variance B of the groups' means, [].
       mean: predictors of theta_i, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
       g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: b, the fraction by which ``mean`` moves from the estimate towards the group's mean, [m].
+      shrinkage: the fraction b by which ``mean`` moves from the estimate towards the group's mean, [m].
       residual: standardised differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
         holds.
       risks: each client's term of ``risk``, which is their mean, [m].
@@ -143,9 +143,9 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
         group without clients gets the prediction for a new group.
 
     Raises:
-      JaxpflError: as in `ebnm` for x and s; if ``group`` has a different length, or its values are not such numbers or
-        names; if there are fewer than three groups; or if no group has two clients, because A and B then cannot be
-        distinguished. Inside a JAX transformation, values are not checked.
+      JaxpflError: as in `ebnm` for x and s; if ``group`` has a different length, or its values are neither numbers in
+        this range nor names; if there are fewer than three groups; or if no group has two clients, because A and B then
+        cannot be distinguished. Inside a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
 
 
 class _Sums(NamedTuple):
-    """Terms of the likelihood that do not depend on B: w [m], W_1 and weighted means [G], and the remaining sum []."""
+    """Terms of the likelihood without B: w [m], W_1 and weighted means [G], and the sum of all other terms []."""
 
     w: Array
     total: Array

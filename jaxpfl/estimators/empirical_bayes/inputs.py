@@ -60,7 +60,7 @@ def is_frame(value: Any) -> bool:
 
 
 def aligned(**given: Any) -> tuple[Any, ...]:
-    """Return the values, after reordering columns of data frames like the first column's index.
+    """Return the values, with columns of data frames reordered to match the index of the first of these columns.
 
     Args:
       **given: arguments by name; values that are not columns of data frames are returned unchanged.
@@ -96,8 +96,8 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
       rows: noun for the rows, for messages.
 
     Raises:
-      JaxpflError: if ``value`` does not have m rows; if it contains neither such numbers nor names; or if ``number`` is
-        required but missing.
+      JaxpflError: if ``value`` does not have m rows; if it contains neither numbers in this range nor names; or if
+        ``number`` is required but missing.
     """
     if number is not None:
         checks.count(f"{name}s", number)
@@ -138,7 +138,7 @@ def shares(weights: Any, m: int, least: int) -> Array:
       least: smallest allowed number of clients with a positive weight.
 
     Raises:
-      JaxpflError: if weights are not such numbers, or too few clients have a positive weight.
+      JaxpflError: if weights are not nonnegative numbers, or too few clients have a positive weight.
     """
     kind = jnp.result_type(float)
     if weights is None:

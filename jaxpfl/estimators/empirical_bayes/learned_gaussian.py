@@ -29,7 +29,9 @@ _TINY = 1e-30  # lower bound on variances, in squared units
 
 @full_precision.jit
 def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tuple[Array, Array]:
-    r"""Posterior means and scales of the theta_i, with flat priors on mu and st2, and the prior :math:`1 / \varphi`.
+    r"""Posterior means and scales of the theta_i.
+
+    The priors of mu and st2 are flat, and the prior density of :math:`\varphi` is :math:`1 / \varphi`.
 
     Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`, let M be the
     mean with these weights, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i has Student's t

@@ -242,7 +242,7 @@ def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> 
 
 
 def blockwise(function: Any, *arrays: Array) -> Any:
-    """Apply ``function`` to the arrays' entries for all m clients, `AT_ONCE` clients at a time."""
+    """Apply ``function`` to arrays of all m clients, `AT_ONCE` clients at a time."""
     m = len(arrays[0])
     if m <= AT_ONCE:
         return function(*arrays)
@@ -479,7 +479,7 @@ def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
 
 
 def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
-    """The same as `checked`, but known values are returned as NumPy arrays in double precision."""
+    """Check inputs as `checked` does, but return known values as NumPy arrays in double precision."""
     own, errors = (inputs.numbers(name, each) for name, each in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must have one number for each client, got shapes {own.shape} and {errors.shape}")

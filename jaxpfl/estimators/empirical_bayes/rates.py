@@ -216,10 +216,10 @@ def ebbinomial(
       weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
-      JaxpflError: if ``successes`` or ``trials`` are not such counts; if there are fewer than two clients; if there are
-        no successes or no failures, because then no prior maximises the likelihood; if every client has a single trial,
-        because then the spread cannot be estimated; if the prior is unknown; or if weights are not nonnegative numbers,
-        or too few clients have a positive weight. Inside a JAX transformation, values are not checked.
+      JaxpflError: if ``successes`` or ``trials`` are not such integers; if there are fewer than two clients; if there
+        are no successes or no failures, because then no prior maximises the likelihood; if every client has a single
+        trial, because then the spread cannot be estimated; if the prior is unknown; or if weights are not nonnegative
+        numbers, or too few clients have a positive weight. Inside a JAX transformation, values are not checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
@@ -414,13 +414,13 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Args:
       successes, trials: counts as in `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a data frame.
-      intercept: whether a column of ones precedes the covariates.
+      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
 
     Raises:
-      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers, belong to different clients
-        than the counts, or are linearly dependent; if there are not at least two more clients than coefficients; or if
-        covariates separate all successes from all failures, so that no coefficients maximise the likelihood. Inside a
-        JAX transformation, values are not checked.
+      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers or are linearly dependent; if
+        the data-frame indexes of counts and covariates name different clients; if there are not at least two more
+        clients than coefficients; or if covariates separate all successes from all failures, so that no coefficients
+        maximise the likelihood. Inside a JAX transformation, values are not checked.
     """
     return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
 

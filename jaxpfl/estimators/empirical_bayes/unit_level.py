@@ -46,7 +46,7 @@ from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 3
 LEAST_FREE = 2
-"""Smallest number of degrees of freedom between clients, after the covariates, from which sigma_v can be learned."""
+"""Smallest number of degrees of freedom between clients, after the covariates, for which sigma_v can be estimated."""
 _NO_SCATTER = 64  # residuals of at most this many rounding errors count as zero
 _SCALES = 24  # starting values of the ratio of variances
 _RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
@@ -126,7 +126,7 @@ def unit_level(
         is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
       population: means of the covariates over the population that each client represents, in the order of the clients,
         [m] or [m, k]; by default the means over the client's samples.
-      intercept: whether a column of ones precedes the covariates.
+      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
       clients: number of clients m; required inside a JAX transformation, where the values of ``client`` are not known.
 
     Raises:

@@ -1,6 +1,7 @@
 r"""Algorithm 3 (private centering) as printed, with the paper's guarantee and the gaps in this guarantee.
 
-For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
+One call computes, for each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`, the floor s, the
+clipping constant c and d tokens:
 
 .. math::
    a &= \max(\text{count} + Lap(1/\epsilon), 1) \\

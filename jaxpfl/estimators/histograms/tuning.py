@@ -2,8 +2,9 @@ r"""Fine-tuning: interpolation between a user's center and the user's own histog
 
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
-If a user's distribution is drawn from Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u)
-(Lemma 2.2). One alpha therefore suits users with any number of tokens, while one lambda does not.
+Here P_c(u) is the nearest center of user u, and Qhat_u the user's own histogram. If a user's distribution is drawn from
+Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u) (Lemma 2.2). One alpha therefore suits users
+with any number of tokens, while one lambda does not.
 """
 
 from __future__ import annotations
