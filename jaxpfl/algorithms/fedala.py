@@ -7,8 +7,8 @@ the weights on mini-batches by the steps
 .. math:: \hat\theta_i = \theta_i + (\theta - \theta_i) \odot W_i, \qquad
    W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
 
-Then it takes tau steps from the mixture to its new theta_i, and uploads the change from theta. The server's mean is
-weighted by the numbers of examples.
+where f_i is the client's loss. Then it takes tau steps from the mixture to its new theta_i, and uploads the change from
+theta. The server's mean is weighted by the numbers of examples.
 
 The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
 later rounds. Here every round has ``weight_steps`` such steps, on the same mini-batches as the local steps. A client's

@@ -9,7 +9,8 @@ Client i takes tau steps from its own model to minimise
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-The result is its new w_i. The client uploads the difference w_i - u_i, and the server adds u_i.
+where f_i is the client's loss. The result is its new w_i. The client uploads the difference w_i - u_i, and the server
+adds u_i.
 
 The weights must not be negative, which the paper ensures by a small alpha. Here, if the weights of the other clients
 sum to more than one, they are divided by their sum. All models are equal at first. The server keeps the last model of a

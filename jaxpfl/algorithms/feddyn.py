@@ -1,7 +1,7 @@
 r"""FedDyn: a global model by dynamic regularisation, which makes the clients' optima agree with the global optimum.
 
 The server keeps the model theta and a vector h. Client k keeps a vector g_k. Both vectors start at zero. The client
-takes tau steps from w = theta on its regularised loss, and then updates its vector:
+takes tau steps from w = theta on its loss f_k with regularisation, which end at w_k, and then updates its vector:
 
 .. math::
    w &\leftarrow w - \eta [ \nabla f_k(w) - g_k + \alpha (w - \theta) ], \\

@@ -1,6 +1,7 @@
 r"""FedRep: a shared body and personal heads; in each round, a client trains first the head and then the body.
 
-Client i starts from the server's body phi and its own head h_i. It takes all steps on the head before the steps on phi:
+Client i of the cohort S, with loss f_i, starts from the server's body phi and its own head h_i. It takes all steps on
+the head before the steps on phi:
 
 .. math:: h_i \leftarrow h_i - \eta \nabla_h f_i(\phi, h_i), \quad\text{then}\quad
    \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h_i), \qquad

@@ -1,7 +1,8 @@
 r"""L2GD: loopless local gradient descent, where each round is either local training or aggregation, at random.
 
 The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, where
-:math:`\bar\theta` is the mean of the m personal models. The paper's algorithm consists of iterations with rate eta. In
+:math:`\bar\theta` is the mean of the m personal models, and f_i the loss of client i. The paper's algorithm consists of
+iterations with rate eta. In
 an iteration, all clients take the first of the following steps (aggregation) with probability p, and otherwise all
 clients take the second (a local step):
 

@@ -2,11 +2,11 @@ r"""Network lasso: personal models whose differences along the edges of a client
 
 .. math:: \min_{x, Z} \sum_n f_n(M x + N z_n) + \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-The matrices M and N select the shared and the personal parameters (`parts.split_models`), and Z is the matrix of all
-z_n. Client n receives the shared x and its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate
-eta, and uploads its model update :math:`\delta_n`. With one step of plain SGD, :math:`\delta_n = -\eta g_n`, where g_n
-is the gradient. Let S be the set of clients whose uploads arrived, and let :math:`\delta_n = 0` for all other clients
-(the paper writes G for the updates). The server's step is
+The matrices M and N select the shared and the personal parameters (`parts.split_models`), f_n is the loss of client n,
+and Z is the matrix of all z_n. Client n receives the shared x and its own z_n, takes tau local steps on f_n from
+:math:`M x + N z_n` at the rate eta, and uploads its model update :math:`\delta_n`. With one step of plain SGD,
+:math:`\delta_n = -\eta g_n`, where g_n is the gradient. Let S be the set of clients whose uploads arrived, and let
+:math:`\delta_n = 0` for all other clients (the paper writes G for the updates). The server's step is
 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\

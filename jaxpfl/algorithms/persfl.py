@@ -66,7 +66,7 @@ TEMPERATURES = (1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0)
 IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 SoftLoss = Callable[[Array, Array, Array], Array]
-"""``(teacher logits / T, student logits / T, labels) -> loss of each example``, with logits [n, classes]."""
+"""Loss of each example: function of teacher logits / T, student logits / T (each [n, classes]) and labels."""
 
 
 class Teacher(NamedTuple):

@@ -1,7 +1,7 @@
 r"""pFedMe: gradient descent on the Moreau envelopes of the clients' losses.
 
-Client i starts a round from w = mu, the global model. On each of tau mini-batches, it takes K steps on its personal
-model theta, and then one step on w:
+Client i, with loss f_i, starts a round from w = mu, the global model. On each of tau mini-batches, it takes K steps on
+its personal model theta, and then one step on w:
 
 .. math::
    \theta &\leftarrow \theta - \eta_\theta [ \nabla f_i(\theta) + \lambda (\theta - w) ] \quad (K \text{ times}), \\

@@ -104,7 +104,7 @@ class Output:
 
 
 _NOTE = ".results.json"
-"""File that names the study while its results are moved into a folder; the summary, which also does, comes last."""
+"""File that names the study while its results are moved into a folder. The summary, which names it too, comes last."""
 
 
 def write(

@@ -111,7 +111,7 @@ def _lognormal(
 
 
 TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognormal": _lognormal}
-"""Name -> factory function ``**arguments -> TimeModel``."""
+"""Factory functions of the time models by name; their arguments are keywords."""
 
 
 class Participation(NamedTuple):

@@ -30,7 +30,7 @@ Metrics: TypeAlias = dict[str, Array]
 NO_LABEL = -1
 """Label of a sequence position without a label: padding, or a token that is not to be predicted."""
 MOST_EXAMPLES = 2**31 - 1
-"""Largest number of examples in a split, as positions in the store are int32."""
+"""Largest number of examples in a split, because positions in the store are int32."""
 EQUAL = 1.25
 """Clients count as equally large if m times the largest number of examples is at most this multiple of the total."""
 CHUNK = 2

@@ -48,7 +48,7 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 
 SHORT = 64
-"""Largest number of examples whose order is sorted; for small orders, the network takes ten times as long."""
+"""Largest number of examples whose order is made by sorting, because the network takes ten times as long for them."""
 ROUNDS = 32
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 / golden ratio: consecutive multiples differ in many bits
 _MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # multipliers of Wellons' 32-bit hash with the lowest bias

@@ -28,7 +28,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxpfl.core.types import EQUAL, Array, ClientData, Examples, PyTree
 
 OfChunk = Callable[[PyTree, Array, Array], PyTree]
-"""``(x [c, ...], y [c], valid [c]) -> tree``, a function of one chunk; x and y are zero where not valid."""
+"""Function of one chunk, ``(x [c, ...], y [c], valid [c]) -> tree``; x and y are zero where not valid."""
 
 
 _SEVERAL = 4, 1

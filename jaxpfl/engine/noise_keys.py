@@ -2,11 +2,11 @@
 
 If two runs used the same noise, the noise would cancel in the difference of their models. A run therefore draws its
 cohorts and its noise from a key that is derived from the seed and from a text that describes everything on which the
-run's
-releases depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation, and a checksum
-of the data. Equal runs of one program are numbered, and the number also enters the key. The key does not depend on the
-order of the clients, on padding or on the execution plan. A user's own function or object cannot be described by a
-text. If a run uses one, its key is drawn from the operating system's random numbers and stored only in the run's state.
+run's published results depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation,
+and a checksum of the data. Equal runs of one program are numbered, and the key depends on this number too. The key does
+not depend on the order of the clients, on padding or on the execution plan. A user's own function or object cannot be
+described by a text. If a run uses such an object, its key is drawn from the operating system's random numbers and
+stored only in the run's state.
 """
 
 from __future__ import annotations

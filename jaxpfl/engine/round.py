@@ -62,7 +62,7 @@ class RunValues(NamedTuple):
 
 
 OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
-"""``(state, values, clients) -> (state, metrics)``."""
+"""Function that performs a round, ``(state, values, clients) -> (state, metrics)``."""
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:

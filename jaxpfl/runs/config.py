@@ -309,10 +309,9 @@ def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[s
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    Each change is a text ``name: old -> new``. The allowed changes are changes to the execution plan (except its
-    precision), to ``checkpoint_every``, and to the paths of the data and of the initial parameters, and more rounds,
-    unless the learning-rate schedule or the privacy noise depends on the number of rounds. Any other change makes a
-    different experiment.
+    Each change is a text ``name: old -> new``. Changes are allowed to the execution plan (except its precision), to
+    ``checkpoint_every``, and to the paths of the data and of the initial parameters. The number of rounds may increase,
+    unless the learning-rate schedule or the privacy noise depends on it. Any other change makes a different experiment.
     """
     semantic, allowed = [], []
     old = fill_defaults(old)

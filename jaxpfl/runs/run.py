@@ -57,7 +57,7 @@ _FIXED = {
     "noise": "an older version drew its noise differently",
     "orders": "another version drew the examples in a different order",
 }
-"""Entries of ``config.json`` that must stay the same when a run is resumed -> message if one has changed."""
+"""Entries of ``config.json`` that must stay the same when a run is resumed, each with the message if it has changed."""
 
 
 def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:

@@ -54,7 +54,8 @@ NOISE_MULTIPLIER = "privacy.noise_multiplier"
 NOISE = 2
 """Version of the random streams of private runs' noise.
 
-A run is resumed only with the version it was started with: otherwise its noise could repeat another run's."""
+A run is resumed only with the version with which it was started, because its noise could otherwise repeat the noise of
+another run."""
 
 
 class Experiment(NamedTuple):

@@ -48,7 +48,7 @@ def _mixup(alpha: float = 0.2) -> float:
 
 
 AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _crop, "mixup": _mixup}
-"""Name -> function that checks and returns the augmentation's argument; it returns 0 for one without arguments."""
+"""Functions by the augmentation's name that check and return its argument, or return 0 if it has no argument."""
 
 
 class Mixed(NamedTuple):

@@ -41,10 +41,10 @@ class AdaPeDHyper(AveragingHyper):
 
 
 Weigh = Callable[[Array], Array]
-"""Function ``psi -> []``, the factor on theta's whole gradient."""
+"""Function from psi to the factor [] on theta's whole gradient."""
 
 TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
-"""Function ``(batch, logits of mu, logits of theta, psi) -> []``, the objective of mu in a step."""
+"""Objective of mu in a step: function ``(batch, logits of mu, logits of theta, psi) -> []``."""
 
 
 class Distilled(NamedTuple):

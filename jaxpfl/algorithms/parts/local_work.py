@@ -183,7 +183,7 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
 
 
 Step = Callable[..., tuple[PyTree, Metrics]]
-"""``(key, carry, batch) -> (carry, metrics)``. A step that uses several batches takes each as a separate argument."""
+"""Function of one step, ``(key, carry, batch) -> (carry, metrics)``; several batches are separate arguments."""
 
 _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 

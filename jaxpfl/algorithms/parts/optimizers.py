@@ -51,7 +51,7 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
-"""``learning rate (traced) -> optax.GradientTransformation``, such as ``optax.adam``."""
+"""Function that makes an optimizer from a (traced) learning rate, such as ``optax.adam``."""
 
 Optimizer: TypeAlias = str | OptimizerFactory
 """Name with arguments, or a factory function written by the user."""
@@ -134,7 +134,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = _optax_optimizers() | {
     "fedadam": fedadam,
     "fedyogi": fedyogi,
 }
-"""Name -> ``(learning rate, **arguments) -> optax.GradientTransformation``."""
+"""Functions by name that make an optimizer, ``(learning rate, **arguments) -> optax.GradientTransformation``."""
 
 _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 

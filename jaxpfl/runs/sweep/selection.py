@@ -152,7 +152,7 @@ def _mean(scores: np.ndarray) -> float:
 
 
 Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
-"""(settings of the data and split that identify the problem, records on the problem, method -> its choice)."""
+"""Settings of the data and split that identify the problem, records on the problem, and the choice of each method."""
 
 DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
 """Names of the fields that determine the data and their split."""

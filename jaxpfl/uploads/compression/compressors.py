@@ -45,8 +45,7 @@ class Compressor(NamedTuple):
       compress: function that compresses a vector.
       feedback: whether to use error feedback; None for the compressor's default.
       omega: for an unbiased compressor C of vectors x [d], function from d to omega such that
-        ``E |C(x) - x|^2 <= omega |x|^2``. None for a biased
-        compressor, which must satisfy ``|C(x) - x| <= |x|``.
+        ``E |C(x) - x|^2 <= omega |x|^2``. None for a biased compressor, which must satisfy ``|C(x) - x| <= |x|``.
     """
 
     compress: Compress
@@ -141,4 +140,4 @@ COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
     "tv": _tv,
     "codebook": _codebook,
 }
-"""Name -> factory function ``**arguments -> Compressor``."""
+"""Factory functions of the compressors by name; their arguments are keywords."""

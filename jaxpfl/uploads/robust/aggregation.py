@@ -73,7 +73,7 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.support.errors import JaxpflError
 
 Rule: TypeAlias = Callable[[PyTree, Array], PyTree]
-"""``(rows [C, ...], valid [C]) -> estimate [...]``."""
+"""Function that computes a robust estimate, ``(rows [C, ...], valid [C]) -> estimate [...]``."""
 
 
 def median(rows: PyTree, valid: Array) -> PyTree:
@@ -301,7 +301,7 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
     "geometric-median": _geometric_median,
     "norm-bound": _norm_bound,
 }
-"""Name -> factory function ``**arguments -> Aggregator``."""
+"""Factory functions of the aggregators by name; their arguments are keywords."""
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:

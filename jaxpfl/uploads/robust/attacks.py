@@ -154,4 +154,4 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = {
     "noise": _noise,
     "label-flip": lambda: Attack("label-flip"),
 }
-"""Name -> factory function ``**arguments -> Attack``."""
+"""Factory functions of the attacks by name; their arguments are keywords."""
