@@ -120,8 +120,7 @@ def audit(
       progress: function that is called with a description of the current step.
 
     Raises:
-      JaxpflError: as in `games.play` and `games.one_run`; also if an argument is out of range or a seed exceeds 32
-        bits.
+      JaxpflError: as in `games.play` and `games.one_run`; or if an argument is out of range, or a seed exceeds 32 bits.
     """
     claim = subject.claim
     games.check_worlds(worlds)

@@ -7,8 +7,9 @@ of their releases, but the canary does not. A coin decides whether a canary is i
 the run is a neighbour under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or
 the opposite upload (replace-one).
 
-With noise in every step, the canary's gradients are such vectors, because noise is added to each gradient. An excluded
-canary then has no examples, which reveals whether the number of noisy steps depends on a client's examples.
+With noise in every step, the canary's gradients, instead of its upload, have this direction and a large norm, because
+noise is added to each gradient. An excluded canary then has no examples, which reveals whether the number of noisy
+steps depends on a client's examples.
 
 In the first game, thousands of runs (worlds) differ in their seeds and in the presence of one canary. Several
 statistics of a world's releases serve as scores: the component in the canary's direction (of the whole release, of each
@@ -178,9 +179,10 @@ class _Steered(LocalWork):
 
 _AT_ONCE = 2**28
 """Limit in bytes on all clients' uploads in the worlds of one call."""
-# Least number of worlds, and default for the largest number of canaries.
+# Smallest number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
-# The first rounds, up to this number, are compared in pairs. So are leaves; if there are more, only neighbouring ones.
+# Up to these numbers, all pairs of rounds and all pairs of leaves are compared. If there are more leaves, only
+# neighbouring leaves are compared.
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 

@@ -1,8 +1,9 @@
 r"""White-box tests of whether a run's noise and cohorts are as the accountant assumes.
 
 A game uses only what an outsider sees, and needs thousands of worlds to detect that a tenth of the noise is missing.
-The tests here record each client's change before it is clipped, and recompute the exact sum in float64. The release
-minus this sum must be noise of the claimed size (`jaxpfl.privacy.audit`). The tests work equally well on any data.
+The tests in this module record each client's change before it is clipped, and recompute the sum without noise in
+float64. The release minus this sum must be noise of the claimed size (`jaxpfl.privacy.audit`). The tests work equally
+well on any data.
 
 If a client's computation itself includes noise, the noise cannot be separated from the sum. But `jaxpfl.privacy.record`
 lists the noise draws of any run. Each draw must have its own key, and the number and standard deviations of the draws
@@ -106,7 +107,7 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
     """Test the recorded noise draws of two runs: their keys, their number and their standard deviations.
 
-    The standard deviation of noise that the server adds is not tested here, because `noise` measures it.
+    This function does not test the standard deviation of noise that the server adds, because `noise` measures it.
     """
     spec, noise = subject.run.spec, subject.claim.noise
     # Clients run one after another and none is slow, so that no draw is for padding and no step is left out.

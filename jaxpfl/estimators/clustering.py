@@ -153,8 +153,8 @@ def noisy_lloyd(
     Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
     zero. The memberships r of one client sum to one, so adding or removing a client changes all numbers and sums
     together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism with noise
-    multiplier ``noise`` under the add-or-remove-one relation. The whole run is the adaptive composition of ``steps``
-    such mechanisms (`event`). The initial centers must not depend on the points.
+    multiplier ``noise`` under the add-or-remove-one relation. The whole run is the adaptive composition of ``steps`` of
+    these mechanisms (`event`). The initial centers must not depend on the points.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
@@ -209,8 +209,8 @@ def event(noise: float, steps: int) -> Any:
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
     """Smallest noise multiplier z of a step for which `noisy_lloyd` is (eps, delta)-DP.
 
-    The composition of T Gaussian mechanisms with multiplier z, also adaptive, is exactly one Gaussian mechanism with
-    multiplier z / sqrt(T). The analytic calibration is therefore exact.
+    The composition of T Gaussian mechanisms with multiplier z, even if adaptive, is as private as one Gaussian
+    mechanism with multiplier z / sqrt(T). The analytic calibration of this mechanism therefore gives the smallest z.
 
     Raises:
       JaxpflError: if eps is not positive, delta is not in (0, 1), or ``steps`` is below 1.

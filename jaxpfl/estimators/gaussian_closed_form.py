@@ -15,8 +15,8 @@ m clients of equal size,
 
 .. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
-The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The formulas use only second moments,
-and so also hold for Bernoulli clients with s2 = E p(1-p) / n and st2 = Var p.
+The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. Because the formulas use only second
+moments, they hold for Bernoulli clients too, with s2 = E p(1-p) / n and st2 = Var p.
 
 Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
 """

@@ -119,7 +119,7 @@ def personalized() -> Estimator:
 
 
 def scatter(samples: Samples) -> Array:
-    """Sums of a client's squared deviations, [d]; zero if equal samples with rounding errors could give such sums."""
+    """Sums of a client's squared deviations, [d]; zero if the sums could come from rounding errors of equal samples."""
     rounding = _DIGITS * jnp.finfo(samples.x.dtype).eps * jnp.abs(samples.mean)
     return jnp.where(samples.scatter > samples.size * rounding**2, samples.scatter, 0)
 

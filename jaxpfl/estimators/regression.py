@@ -64,7 +64,7 @@ class Rotated(NamedTuple):
 def rotate(x: Array, y: Array) -> Rotated:
     """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; the rotation suits every population.
 
-    A single decomposition saves time, and also avoids a deadlock: over many clients the decomposition is one batched
+    Decomposing the data only once saves time and avoids a deadlock. Over many clients the decomposition is one batched
     LAPACK call, and two concurrent calls can block each other on XLA's CPU threads (seen with jaxlib 0.10.2 on two
     cores).
     """
@@ -174,8 +174,8 @@ def gradient_descent(
        \mu^+ = \mu - \eta \operatorname{mean}_i (\mu - \theta_i) / s^2
 
     The paper also takes steps on the variances. These steps diverge: the gradient grows as 1 / s2^2 while s2 shrinks to
-    zero, where the joint likelihood is unbounded. The variances are therefore fixed here; estimate them by `moments`
-    and `em`.
+    zero, where the joint likelihood is unbounded. This function therefore keeps the variances fixed; estimate them by
+    `moments` and `em`.
 
     With the printed steps, mu converges slowly, because in directions without examples the thetas follow mu, and mu
     follows the thetas. An accelerated step starts from a point extrapolated by k / (k + 3) of the last step (Nesterov

@@ -81,8 +81,8 @@ def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
     """Clip a number to [-b, b], round it randomly to k bits and add integer noise: a private and short message.
 
     Formal guarantees: the release is (eps, delta)-LDP for one entry if the noise has the standard deviation
-    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; the module `privacy.discrete_gaussian` states in what
-    sense this is exact.
+    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; the module `privacy.discrete_gaussian` states the
+    accuracy of this calibration.
 
     Implements: Ozkara et al. 2023, Remark 4.
     """

@@ -100,7 +100,7 @@ class Model(NamedTuple):
     statistics: Statistics | None = None
 
     def training(self, params: PyTree, x: Array, key: Key | None = None, train: bool = True) -> Array:
-        """Return training-mode logits for a batch without padding, also for models with running statistics."""
+        """Return training-mode logits for a batch without padding, for models with or without running statistics."""
         if self.statistics is None or not jax.tree.leaves(self.statistics.select(params)):
             return self.apply(params, x, key=key, train=train)
         return self.statistics.observe(params, x, key=key, train=train, valid=jnp.ones(x.shape[0], bool))[0]
@@ -226,7 +226,7 @@ class Task(NamedTuple):
         example, [N]; used for distillation. If None, a classification uses the divergence of class probabilities, and
         other tasks do not support methods that distil.
       mixture: function that predicts by a mixture of models, for FedEM. If None, a classification uses the mixture of
-        class probabilities, and other tasks do not support such methods.
+        class probabilities, and other tasks do not support FedEM.
       counted: function of labels [N, T] that returns the mask of the positions with a label, [N, T] bool, if the model
         predicts at each position; None if the model makes one prediction per example.
     """

@@ -31,7 +31,8 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 
 
 def linen_functions(module: nn.Module) -> LinenFunctions:
-    """Return the functions of a module, which pass ``train`` to the module's ``__call__`` if it has this argument.
+    """Return the functions of a module, which pass ``train`` to the module's ``__call__`` if ``__call__`` has this
+    argument.
 
     Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm`` whose
     mode is not set use the running averages outside of training.

@@ -41,7 +41,7 @@ def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
     """``lax.conv_general_dilated_p`` as a product of patches with the kernel; the result differs only by rounding.
 
     Args:
-      x: input in the layout that ``given`` defines; the kernel and the result are also in that layout.
+      x: input. Input, kernel and result have the layouts that ``given`` defines.
       kernel: kernel of one client.
       given: parameters of the primitive: strides, padding, dilations, groups of features.
     """

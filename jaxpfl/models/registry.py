@@ -1,4 +1,4 @@
-"""Registry of models by name, with checks of input shapes. A new model needs a module, and a line here."""
+"""Registry of models by name, with checks of input shapes. A new model needs a module, and an entry in the registry."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def available() -> tuple[str, ...]:
 
 
 def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool = False) -> Model:
-    """Build the model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
+    """Build the model registered under `name`; in ``"mlp:128,64"``, the numbers are the hidden widths.
 
     Args:
       name: registered name, optionally with numbers if the model takes numbers.

@@ -6,9 +6,9 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 Here ``a`` are the logits of the personal model theta (the student), ``b`` are the logits of the global model mu (the
 teacher), and psi is the scale.
 
-The first term replaces the exact normaliser of the density. Consider the density proportional to exp(-f / (2 psi)) of
-the class probabilities q_x that theta predicts for n examples x, with the uniform measure on the simplex for each q_x.
-Its log normaliser is
+The first term, log(2 psi) / 2, replaces the density's true log normaliser, which follows. Consider the density
+proportional to exp(-f / (2 psi)) of the class probabilities q_x that theta predicts for n examples x, with the uniform
+measure on the simplex for each q_x. Its log normaliser is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}
@@ -138,7 +138,7 @@ def prior(
       c: factor on the divergence in psi's step.
       weight_decay: weight decay of mu; ``weight_decay * mu`` is added to mu's gradient.
       distance: a name in `DISTANCES`.
-      exact: whether the penalty contains the exact normaliser instead of ``log(2 psi) / 2``.
+      exact: whether the penalty contains the true log normaliser (`log_normalizer`) instead of ``log(2 psi) / 2``.
       own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
 
     Raises:

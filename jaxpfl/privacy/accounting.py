@@ -456,8 +456,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     """Scale a plan's noise to the smallest amount for which epsilon at this delta is at most the target.
 
     Args:
-      plan: plan whose noise is scaled. Its initial amount of noise is irrelevant, but per-step noise keeps the ratio of
-        its standard deviations, and adaptive clipping keeps the noise on the count.
+      plan: plan whose noise is scaled. The result does not depend on the plan's initial amount of noise, except that
+        per-step noise keeps the ratio of its standard deviations, and adaptive clipping keeps the noise on the count.
       epsilon, delta: target.
       accountant: accountant to invert; ``paper`` inverts Theorem 5, which is not a valid bound.
 

@@ -97,7 +97,7 @@ class Ledger:
         return len(self.accesses) - 1
 
     def released(self, descent: int, releases: int) -> None:
-        """Raise a descent's number of gradients per mini-batch to ``releases``, if it is smaller."""
+        """Raise a descent's number of gradients per mini-batch to at least ``releases``."""
         access = self.accesses[descent]
         self.accesses[descent] = access._replace(releases=max(access.releases, releases))
 

@@ -6,9 +6,9 @@ added to them, before the client's step:
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
 
-Formal guarantees: tau such steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The paper
-assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountant uses only
-provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more effective.
+Formal guarantees: tau of these steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The
+paper assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountant uses
+only provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more effective.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Silo:
 
     Attributes:
       examples: number of examples n_i in each silo.
-      clients: number of such silos.
+      clients: number of silos with this number of examples.
       threshold: number below which an example's score must lie for the example to be in a batch; `WORD` to include all
         examples.
       per_round: mini-batches per round.

@@ -299,7 +299,7 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 
 
 def demo() -> dict[str, Any]:
-    r"""Compute the example of section III-A exactly: descent from x_0 = 0 to the optimum x* = (1, -1, 1, -1).
+    r"""Compute the example of section III-A: descent from x_0 = 0 to the optimum x* = (1, -1, 1, -1).
 
     The paper shows iterates that total-variation updates "may" produce: (-1, -1, 1, 1), (1, -1, 1, 1), x*. No gamma and
     no learning rate gives the first of these. Every update u of a gradient g satisfies

@@ -61,9 +61,9 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
 def cross_validated(given: ElectionSettings, elections: Elections | None = None) -> Results:
     """Cross-validate all estimators; repeat the private estimators with new randomness.
 
-    In the summary, ``mse`` and ``gains`` are means over folds with standard errors; gains also have the standard
-    deviation over folds, as in the paper. ``gain_over_local`` is the gain of the personalised estimator. ``folds`` has
-    the errors in each fold, and ``beta_binomial`` has the maximum-likelihood alpha and beta in each fold.
+    In the summary, ``mse`` and ``gains`` are means over folds with standard errors. Gains have, in addition, the
+    standard deviation over folds, as in the paper. ``gain_over_local`` is the gain of the personalised estimator.
+    ``folds`` has the errors in each fold, and ``beta_binomial`` has the maximum-likelihood alpha and beta in each fold.
 
     Reference: Ozkara et al. 2023, section 4, elections.
 
@@ -72,7 +72,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
       elections: election results; by default read from the data directory.
 
     Raises:
-      JaxpflError: if the data are missing or damaged; also as in `ElectionSettings.check`.
+      JaxpflError: if the data are missing or damaged; or as in `ElectionSettings.check`.
     """
     given.check()
     elections = load_elections(given.data_dir) if elections is None else elections

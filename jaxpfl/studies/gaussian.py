@@ -259,7 +259,7 @@ def simulated(given: GaussianSettings) -> Results:
     """Run the simulation.
 
     Raises:
-      JaxpflError: as in `GaussianSettings.check`; also if sigma_x is too small relative to the means for single
+      JaxpflError: as in `GaussianSettings.check`; or if sigma_x is too small relative to the means for single
         precision.
     """
     given.check()
@@ -522,7 +522,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
     Raises:
       JaxpflError: if the file cannot be read, if a covariate is not a column of the file, or if there is more than one
-        column of values; also as in `unit_level`.
+        column of values; or as in `unit_level`.
     """
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)

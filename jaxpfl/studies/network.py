@@ -9,10 +9,10 @@ same learning rate. Each method is trained once for each value of one hyper-para
 - ``local`` and ``fedavg``: weight decay, because they have no lambda;
 - ``ifca``: the seed of the initialisation, to which IFCA is sensitive; IFCA is given the true k.
 
-One value is chosen by the loss on validation examples; the results at all values are also reported. The clusters found
-by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k. For every other
-method, clients with the same model form a cluster. If there are more than k distinct models, k-means with the true k
-clusters them.
+One value is chosen by the loss on validation examples. The results at all other values are reported too. The clusters
+found by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k. For every
+other method, clients with the same model form a cluster. If there are more than k distinct models, k-means with the
+true k clusters them.
 """
 
 from __future__ import annotations

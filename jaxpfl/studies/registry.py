@@ -1,4 +1,4 @@
-"""Table of the studies by name. A new study needs a module and a line here; commands and tests use this table."""
+"""Table of the studies by name. A new study needs a module and an entry in this table, which commands and tests use."""
 
 from __future__ import annotations
 

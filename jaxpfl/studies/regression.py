@@ -131,7 +131,7 @@ def regression_results(
     exact: dict[str, float | None],
     plots: Callable[[Path, Any], list[Path]],
 ) -> Results:
-    """Make the `Results` of a regression study; the summary also has gains over the pooled fit.
+    """Make the `Results` of a regression study; the summary includes gains over the pooled fit.
 
     Args:
       kind: "Linear regression" or "Logistic regression", which also determines the study's name.

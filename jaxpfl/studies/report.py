@@ -100,7 +100,7 @@ class Curve(NamedTuple):
 
     Attributes:
       x, mean, stderr: x coordinates, measured means and standard errors, [points] each; empty without measurements.
-      line: exact values, or None.
+      line: values known in closed form, or None.
       at: x coordinates of the exact values; if None, the argument ``fine`` of `write_curves`.
     """
 
@@ -232,7 +232,7 @@ def write_gains(path: Path, fine: Values, curves: Mapping[str, Curve], *, xlabel
 
 
 def log_ticks(axis: Any, values: Values) -> None:
-    """Make an axis logarithmic, with ticks at powers of ten; a short axis also has ticks at 2 and 5 times these."""
+    """Make an axis logarithmic, with ticks at powers of ten and, on a short axis, at 2 and 5 times these powers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})

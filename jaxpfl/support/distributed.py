@@ -133,7 +133,7 @@ def loss_of(error: BaseException) -> LostProcessError | None:
 
 
 def has_started() -> bool:
-    """Return True after the first `start`; JAX may then wait for the other processes when this one ends."""
+    """Return True after the first `start`; JAX may then wait for the other processes when this process ends."""
     return _begun
 
 
@@ -168,7 +168,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
 
 @contextmanager
 def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
-    """Tell the user which processes this one waits for, if the block takes longer than ``seconds``."""
+    """Call ``on_wait`` with a line on the processes that are awaited, if the block runs longer than ``seconds``."""
     if on_wait is None:
         yield
         return
@@ -273,7 +273,7 @@ def _reason(error: Exception, address: str | None, timeout: int) -> str:
 def _abandon() -> None:
     """Make JAX forget a start that failed.
 
-    Otherwise JAX would wait for the other processes when this one ends, and log errors.
+    Otherwise JAX would wait for the other processes when this process ends, and log errors.
     """
     from jax._src.distributed import global_state as state
 

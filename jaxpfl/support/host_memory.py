@@ -180,7 +180,7 @@ def converted(
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Reserve disk space for a file, so that a full disk raises an error here instead of a signal at a later write."""
+    """Reserve disk space for a file, so that a full disk raises an error now instead of a signal at a later write."""
     if hasattr(os, "posix_fallocate"):  # macOS has no such call
         os.posix_fallocate(file.fileno(), 0, size)
 

@@ -3,7 +3,7 @@
 After `distributed.start`, every process runs the same program with the same settings, and each device holds its own
 clients. Anything that only one process decides or reads (a file, the time, a random seed, the free memory) must reach
 the other processes before it affects the run. `on_first`, `exchange` and `agree` serve this purpose. With a single
-process they are plain calls, and no function here starts JAX.
+process they are plain calls, and no function of this module starts JAX.
 """
 
 from __future__ import annotations

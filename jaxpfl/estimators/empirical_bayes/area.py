@@ -10,8 +10,8 @@ least squares. The empirical best linear unbiased predictor is
    g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
 
 where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the estimated A. If g_1 is computed at the
-fitted A, it is too small by g_3 on average. For ML it is also too small by :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
-z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
+fitted A, it is too small by g_3 on average. For ML, g_1 is too small by a further :math:`B_i^2\, \mathrm{tr}(C^{-1}
+\sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
 
 The fitted A maximises the likelihood, which may have several maxima. The search therefore finds the best value on a
 grid, and then a root of the derivative near this value. A step of the search needs sums over clients of p^2 products.
@@ -149,7 +149,7 @@ class AreaMeans(NamedTuple):
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
     """Estimate the regression coefficients and the variance A of the clients' means around the regression.
 
-    The result also has a prediction of every client's mean.
+    The result contains a prediction of every client's mean.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
@@ -364,7 +364,7 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """Unit of the estimates; residuals and squared standard errors in this unit; least-squares coefficients."""
+    """Unit for rescaling; residuals and squared standard errors in this unit; least-squares coefficients."""
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)
     return unit, x / unit - Q @ start, (s / unit) ** 2, start

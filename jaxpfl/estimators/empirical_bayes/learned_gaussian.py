@@ -41,9 +41,9 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
-    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`; if sizes are also equal, the mean
-    and the variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of st2. The prior is
-    then flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
+    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`. If, in addition, all s_i^2 are
+    equal, the mean and the variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of
+    st2. The prior is then flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
 
     Args:
       own: the clients' own means, [m, d].

@@ -229,7 +229,7 @@ class NormalMeans(NamedTuple):
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors under a known prior, also for clients that did not take part in the prior's fit."""
+    """Posteriors under a known prior, for clients that may or may not have taken part in the prior's fit."""
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
@@ -562,7 +562,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
       s: standard error of every estimate, one number.
 
     Raises:
-      JaxpflError: as in `ebnm`; also if there are fewer than four clients, or more than one standard error.
+      JaxpflError: as in `ebnm`; or if there are fewer than four clients, or more than one standard error.
 
     Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", (1.3), section 2.
     """

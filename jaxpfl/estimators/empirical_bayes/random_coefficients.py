@@ -172,7 +172,7 @@ def _residual(messages: Message, theta: Array) -> Array:
 
 
 def _root(covariance: Array) -> Array:
-    """Root L with Sigma = L L', which exists also for a singular Sigma."""
+    """Root L with Sigma = L L', which exists even for a singular Sigma."""
     values, vectors = jnp.linalg.eigh(covariance)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))
 

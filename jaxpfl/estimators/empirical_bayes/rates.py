@@ -141,7 +141,7 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: alpha (also the Gamma's shape), beta, and the Gamma's size."""
+        """Posterior parameters, [m] each: alpha (for rates, the Gamma's shape), beta, and the Gamma's size."""
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
@@ -216,10 +216,11 @@ def ebbinomial(
       weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
-      JaxpflError: if ``successes`` or ``trials`` are not such integers; if there are fewer than two clients; if there
-        are no successes or no failures, because then no prior maximises the likelihood; if every client has a single
-        trial, because then the spread cannot be estimated; if the prior is unknown; or if weights are not nonnegative
-        numbers, or too few clients have a positive weight. Inside a JAX transformation, values are not checked.
+      JaxpflError: if ``successes`` or ``trials`` are not integers in these ranges; if there are fewer than two clients;
+        if there are no successes or no failures, because then no prior maximises the likelihood; if every client has a
+        single trial, because then the spread cannot be estimated; if the prior is unknown; or if weights are not
+        nonnegative numbers, or too few clients have a positive weight. Inside a JAX transformation, values are not
+        checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
@@ -234,7 +235,7 @@ def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weig
       weights: weights of the clients, as in `ebbinomial`.
 
     Raises:
-      JaxpflError: as in `ebbinomial`; also if all counts are zero.
+      JaxpflError: as in `ebbinomial`; or if all counts are zero.
     """
     return _fit(("count", "exposure"), count, exposure, prior, weights, bounded=False)
 
@@ -302,7 +303,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors under a Beta or Gamma prior with mean ``mu`` and size ``size``, also for clients outside the fit."""
+    """Posteriors under a Beta or Gamma prior with mean ``mu`` and size ``size``, for clients in or outside the fit."""
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))

@@ -76,7 +76,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
         standard errors are larger than the spread of the means).
 
     Raises:
-      JaxpflError: as in `ebnm`; also if the level is outside (0, 1), or inside a JAX transformation.
+      JaxpflError: as in `ebnm`; or if the level is outside (0, 1), or the function is called in a JAX transformation.
     """
     inputs.level_within(level, np.float64)
     own, errors = checked_arrays(x, s, one=False)

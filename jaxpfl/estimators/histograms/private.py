@@ -124,7 +124,7 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
     Here S_k and M_k are the sums and the mass of cluster k, and t_x is the centers' variance about the mean for token
-    x. A few noisy clusters carry little information about the variance of one token, so t_x is modelled as :math:`r_x
+    x. A few noisy clusters give little information about the variance of one token, so t_x is modelled as :math:`r_x
     \bar q_x`. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most similar means: from the centers'
     squared distances to the mean minus the noise variance, weighted by the clusters' masses. If noise explains the
     distances, r_x is zero and the entry equals the mean.

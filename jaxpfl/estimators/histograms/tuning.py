@@ -19,7 +19,7 @@ from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
 
 Personal = Callable[[Users, Array], Array]
-"""Function ``(block, histograms [c, d]) -> estimates [c, d]``, also for users that were not clustered."""
+"""Function ``(block, histograms [c, d]) -> estimates [c, d]`` for users who may or may not have been clustered."""
 Weight = Callable[[Array], Array]
 """Function ``sizes [c] -> lambda [c]``, from the users' numbers of tokens."""
 

@@ -237,7 +237,7 @@ def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepar
     """Draw synthetic users, or divide the real users into groups.
 
     Raises:
-      JaxpflError: as in `HistogramSettings.check`; also if there are too few users for the settings.
+      JaxpflError: as in `HistogramSettings.check`; or if there are too few users for the settings.
     """
     given.check()
     if read is None:
