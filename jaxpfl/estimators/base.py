@@ -67,11 +67,14 @@ class Estimator(NamedTuple):
     Implements: Ozkara et al. 2023, equation (1).
 
     Attributes:
-      summarize: ``(key, shared, samples) -> (message, local)`` for one client. Only the message leaves the client.
-      combine: ``(key, shared, messages, sent) -> shared`` for the server. Messages have leaves [m, ...]. ``sent``, [m]
-        bool, is true for uploaded messages; the function ignores the other messages.
-      personalize: ``(shared, message, sent, local) -> estimate`` for one client, which need not have uploaded a
-        message. The client's own message is an argument because some estimators remove it from the combined messages.
+      summarize: function ``(key, shared, samples) -> (message, local)`` that computes one client's message and local
+        state. Only the message leaves the client.
+      combine: function ``(key, shared, messages, sent) -> shared`` that computes the server's next broadcast. Messages
+        have leaves [m, ...]. ``sent``, [m] bool, is true for uploaded messages; the function ignores the other
+        messages.
+      personalize: function ``(shared, message, sent, local) -> estimate`` that computes the estimate of one client,
+        which need not have uploaded a message. The client's own message is an argument because some estimators remove
+        it from the combined messages.
       start: the broadcast before the first round, or None.
     """
 

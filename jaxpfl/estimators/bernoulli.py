@@ -100,8 +100,8 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
     Args:
       printed: whether to use S2 as the value of v, as the paper does, which makes the weight too large.
-      variance: v, if known. If no client has two samples, v cannot be estimated; without ``variance``, all estimates
-        are then the mean of all clients' shares.
+      variance: variance v of the population, if known. If no client has two samples, v cannot be estimated; without
+        ``variance``, all estimates are then the mean of all clients' shares.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:

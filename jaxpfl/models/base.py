@@ -58,8 +58,9 @@ class Statistics(NamedTuple):
 
     Attributes:
       selects: predicate that is true for the paths of running statistics.
-      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``, the forward pass in training
-        mode for a batch. The returned parameters have statistics that are updated from the batch's valid examples.
+      observe: function ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)`` that computes the
+        forward pass of a batch in training mode. The returned parameters have statistics that are updated from the
+        batch's valid examples.
     """
 
     selects: PathPredicate
@@ -109,10 +110,10 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap a flax.linen module; ``params`` is the module's "params" collection.
 
-    `train` is passed to the module's ``__call__`` if it takes `train`. The key of `apply` becomes the "dropout" stream.
-    The running statistics of ``flax.linen.BatchNorm`` become the entry "batch_stats" of ``params``
-    (`Model.statistics`). The head includes the running statistics of the head's layers. `Model.init` raises an error if
-    the module has any other collection.
+    `train` is passed to the module's ``__call__`` if ``__call__`` has an argument `train`. The key of `apply` becomes
+    the "dropout" stream. The running statistics of ``flax.linen.BatchNorm`` become the entry "batch_stats" of
+    ``params`` (`Model.statistics`). The head includes the running statistics of the head's layers. `Model.init` raises
+    an error if the module has any other collection.
     """
     init, apply, observe = modules.linen_functions(module)
 
@@ -150,7 +151,7 @@ def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredi
 
     Parameters are the module's float arrays, as nested dictionaries by attribute. As with `from_nnx`, a function draws
     new parameters for each seed, and every run starts from the parameters of an instance. The module is called with one
-    example in the layout of the data (images are [H, W, C]), and with a `key` if it takes one.
+    example in the layout of the data (images are [H, W, C]), and with a `key` if it has an argument `key`.
 
     Raises:
       JaxpflError: if the module has state (BatchNorm), if no module is given or made, or if equinox is not installed.
@@ -172,7 +173,7 @@ def module_adapter(value: Any) -> Callable[[Any], Model] | None:
 
 
 def as_model(model: Any) -> Model:
-    """Convert a module, or a pair of functions, to a model whose ``apply`` takes ``key`` and ``train``."""
+    """Convert a module, or a pair of functions, to a model with an ``apply`` that accepts ``key`` and ``train``."""
     adapter = module_adapter(model)
     if adapter is not None:
         return adapter(model)
@@ -434,7 +435,7 @@ class Half:
 
 
 def in_bfloat16(task: Task) -> Task:
-    """Return the task with the model in `Half` precision; loss and metrics get logits in the parameters' dtype.
+    """Return the task with the model in `Half` precision; loss and metrics receive logits in the parameters' dtype.
 
     Raises:
       JaxpflError: if the model has running statistics, whose small updates would be rounded away.

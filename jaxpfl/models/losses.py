@@ -113,7 +113,7 @@ def bernoulli_divergence(teacher: Array, student: Array) -> Array:
 
 @jax.custom_vjp
 def class_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``KL(softmax(teacher) || softmax(student))`` of each row.
+    """Divergence ``KL(softmax(teacher) || softmax(student))`` of each example.
 
     The gradients for the logits are ``q - p`` (student) and ``p (log p - log q - KL)`` (teacher), with p =
     softmax(teacher) and q = softmax(student); the rows of both gradients sum to zero. The gradients are implemented

@@ -29,9 +29,10 @@ class _Entry(NamedTuple):
     """A registered model.
 
     Attributes:
-      build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` if the name takes numbers.
+      build: function ``(num_classes) -> Model`` that builds the model, or ``(num_classes, numbers) -> Model`` if the
+        name can contain numbers.
       check: function that raises an error for wrong input shapes, before the first batch is traced.
-      example: example of a name with numbers, if the model takes numbers.
+      example: example of a name with numbers; None if the name cannot contain numbers.
       every: whether ``build`` has the argument ``every``, for predictions at each position of a sequence.
     """
 
@@ -79,14 +80,14 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     """Build the model registered under `name`; in ``"mlp:128,64"``, the numbers are the hidden widths.
 
     Args:
-      name: registered name, optionally with numbers if the model takes numbers.
+      name: registered name; for some models, numbers can follow.
       num_classes: number of classes K.
       input_shape: shape of one example.
       every: whether to predict at each position of a sequence, for the task next-token.
 
     Raises:
-      JaxpflError: if the name is unknown, if the model does not take these numbers or this input shape, or if ``every``
-        is true and the model does not support it.
+      JaxpflError: if the name is unknown, if the model does not accept these numbers or this input shape, or if
+        ``every`` is true and the model does not support it.
     """
     base, colon, argument = name.partition(":")
     if base not in _BUILDERS:

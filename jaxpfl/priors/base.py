@@ -72,20 +72,25 @@ class Prior(NamedTuple):
     Implements: Ozkara et al. 2023, equation (8); Ozkara et al. 2023, equation (9).
 
     Attributes:
-      init: ``theta -> gamma``, the initial parameters, centred on a model and with the prior's initial scale.
-      center: ``gamma -> theta``, the population's center, which is also a client's initial model.
-      penalty: ``(gamma, theta, on) -> []``, minus the log density of theta, including the full normaliser, so that the
-        penalty can be minimised over gamma too. Only priors on predictions use the examples ``on``.
-      report: ``gamma -> metrics``, scalars for the logs.
-      descend: ``(rates, gamma, theta, on) -> gamma``, one client's step on gamma given its model theta; scales stay at
-        or above their floor. The server averages the results. None for priors that only ``fit`` estimates.
-      fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from all valid models, in closed form or by EM
-        from gamma; gamma itself if no model is valid. None for priors on predictions.
-      sample: ``(key, gamma) -> theta``, a random model; None if theta has no density.
-      project: ``gamma -> gamma``, which raises scales to their floor, for example after noise was added to an average.
-      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: a model t that minimises, or at least
-        lowers, ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step size, while a gradient step needs a
-        step size below 2 / curvature. None if there is no closed form.
+      init: function ``theta -> gamma`` that returns the initial parameters, centred on a model and with the prior's
+        initial scale.
+      center: function ``gamma -> theta`` that returns the population's center, the initial model of a client.
+      penalty: function ``(gamma, theta, on) -> []`` that returns minus the log density of theta, including the full
+        normaliser, so that the penalty can be minimised over gamma too. Only priors on predictions use the examples
+        ``on``.
+      report: function ``gamma -> metrics`` that returns scalars for the logs.
+      descend: function ``(rates, gamma, theta, on) -> gamma`` that takes one client's step on gamma, given its model
+        theta; scales stay at or above their floor. The server averages the results. None for priors that only ``fit``
+        estimates.
+      fit: function ``(gamma, thetas [C, ...], valid [C]) -> gamma`` that estimates gamma from all valid models, in
+        closed form or by EM from the given gamma; it returns the given gamma if no model is valid. None for priors on
+        predictions.
+      sample: function ``(key, gamma) -> theta`` that draws a random model; None if theta has no density.
+      project: function ``gamma -> gamma`` that raises scales to their floor, for example after noise was added to an
+        average.
+      prox: function ``(step, gamma, theta) -> theta`` that takes a proximal step on the penalty: it returns a model t
+        that minimises, or at least lowers, ``step penalty(t) + |t - theta|^2 / 2``. The proximal step is stable for
+        every step size, while a gradient step needs a step size below 2 / curvature. None if there is no closed form.
     """
 
     init: Callable[[PyTree], Any]
@@ -129,9 +134,10 @@ class Family(NamedTuple):
       penalty: the function `Prior.penalty`, minus the log density.
       sample: the function `Prior.sample`.
       prox: the function `Prior.prox`.
-      descend: ``(rate, gamma, theta) -> mu``, one natural-gradient step on the location.
-      locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; arbitrary if no model is valid.
-      spread: ``(theta - mu) -> []``, a function whose mean over models is the maximum-likelihood scale at location mu.
+      descend: function ``(rate, gamma, theta) -> mu`` that takes one natural-gradient step on the location.
+      locate: function ``(thetas [C, ...], valid [C]) -> mu`` that returns the maximum-likelihood location; the result
+        is arbitrary if no model is valid.
+      spread: function ``(theta - mu) -> []``, whose mean over models is the maximum-likelihood scale at location mu.
     """
 
     gamma: Callable[[PyTree, Any], Any]

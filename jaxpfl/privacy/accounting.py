@@ -137,7 +137,8 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
     `SETTLED`, which reduces the relative error to 1e-3.
 
     Args:
-      noise_multiplier: z, the noise relative to the largest change that one client causes under the relation.
+      noise_multiplier: standard deviation z of the noise, relative to the largest change that one client causes under
+        the relation.
       rate: sampling rate q.
       rounds: number of rounds R.
 

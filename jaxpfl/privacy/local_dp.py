@@ -57,9 +57,9 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    It assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If each coordinate of a vector
-    gets this noise, it is too small; for larger eps it is unproven. `analytic_gaussian_stddev` with sensitivity 2 b is
-    smaller and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
+    It assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If this noise is added to each
+    coordinate of a vector, the noise is too small. For larger eps the guarantee is unproven. `analytic_gaussian_stddev`
+    with sensitivity 2 b is smaller and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 

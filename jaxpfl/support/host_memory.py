@@ -167,7 +167,7 @@ def converted(
     Args:
       x: inputs of the function.
       dtype: dtype of the result.
-      function: ``examples [k, ...] -> [k, ...]``.
+      function: function ``examples [k, ...] -> [k, ...]`` to apply to a block of k examples.
       shape: shape of the result; by default, the shape of the inputs.
 
     Raises:

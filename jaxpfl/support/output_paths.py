@@ -116,7 +116,8 @@ class Place:
 
     Attributes:
       metavar: name of the path in ``--help``.
-      trouble: ``path -> text``, the reason why the path is unsuitable; None if it is suitable.
+      trouble: function ``path -> text`` that returns the reason why the path is unsuitable, or None if the path is
+        suitable.
     """
 
     metavar: str

@@ -183,7 +183,7 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
 
     A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This rule is our
     interpretation. Taken literally, the paper drops x if |v_x| is small in any v, which keeps almost no tokens. V_u is
-    a deviation from the mean, so k clusters span k - 1 directions, while the paper takes k eigenvectors. (The paper's
+    a deviation from the mean, so k clusters span k - 1 directions, while the paper uses k eigenvectors. (The paper's
     expectation of M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first does not rotate the eigenvectors, the
     second removes one direction.) Clustering then uses the kept tokens. For the other tokens, centers have the mean's
     entries; the privacy accounting includes the release of the mean.

@@ -178,7 +178,7 @@ def cluster(
       radius: clipping norm C.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``, which determines the weight of ``first`` relative to the rounds.
-      floor: least entry s of a center before it is normalised (`floored`).
+      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
       rate: step size towards the users' noisy mean.
@@ -231,7 +231,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     Args:
       noisy: noisy shares, [d].
       stddev: standard deviation of the noise, [] or [d], positive.
-      floor: least entry s of a center before it is normalised (`floored`).
+      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
@@ -328,7 +328,7 @@ def cluster_standardised(
       radius: clipping norm C of ``first``.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``.
-      floor: least entry s of a center before it is normalised (`floored`).
+      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
     """
