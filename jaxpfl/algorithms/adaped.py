@@ -76,9 +76,10 @@ def adaped(
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
         0 for none. If positive, clients also keep a copy of mu, and a round costs the steps of all m clients.
-      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, assigned to the clients in
-        turn by their ids; "same" is the task's model. Clients with the task's model start from mu. Clients with another
-        architecture start from a random model, the same for all clients with this architecture.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, where a client with id i has
+        the name at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
+        from mu. Clients with another architecture start from a random model, the same for all clients with this
+        architecture.
       gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
         classes. The factor is zero if mu predicts no better than a uniform guess.
 

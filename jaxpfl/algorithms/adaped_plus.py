@@ -18,9 +18,9 @@ single client's examples. With the defaults kappa = 1 and delta = 0, mu is the g
 By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
 step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting
 from theta = mu, the client makes the update of theta ``fine_tune_steps`` times, with mu fixed and eta_1 of the last
-round. This is fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's terms, it
-is descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated beforehand. With
-``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
+round. The method is then fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's
+terms, fine-tuning is gradient descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated
+beforehand. With ``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
 
 The options are
 

@@ -15,8 +15,8 @@ staleness weights s are not normalised, so they shorten the step. The paper's me
 server optimizer treats the negative mean as a gradient.
 
 The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
-fits their data. It also performs poorly if M is many times K, because clients then train from old models. Without a
-time model all clients take the same time, and asynchronous rounds have no advantage.
+fits their data. The method also performs poorly if M is many times K, because clients then train from old models.
+Without a time model all clients take the same time, and asynchronous rounds have no advantage.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639, Algorithm 1; its experiments have a = 1/2 and K = 10.

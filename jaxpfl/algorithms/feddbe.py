@@ -16,8 +16,8 @@ sends the mean of its features. Here only the clients of the first round send th
 means over all training examples, with the model at the end of their steps, and the server weights the means by the
 numbers of examples. In the first round kappa and v_i have no effect.
 
-The method performs poorly if the relation between features and classes differs between clients by more than a shift. It
-also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
+The method performs poorly if the relation between features and classes differs between clients by more than a shift.
+The method also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
 
 Reference: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space",
 https://arxiv.org/abs/2311.14975.
@@ -46,9 +46,9 @@ from jaxpfl.models.features import halves
 class FedDBEHyper(AveragingHyper):
     """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18 they are 1 and 0.1).
 
-    The paper uses its kappa with a small learning rate. With the default learning rate here, the paper's kappa would
-    keep the features fixed for most of a run. The default kappa was the best of 1, 5 and 50 on held-out examples of
-    MNIST (accuracies of 99.01, 99.43 and 96.79 %). On digits there was no clear difference.
+    The paper uses its kappa with a small learning rate. With this package's default learning rate, the paper's kappa
+    would keep the features fixed for most of a run. The default kappa was the best of 1, 5 and 50 on held-out examples
+    of MNIST (accuracies of 99.01, 99.43 and 96.79 %). On digits there was no clear difference.
     """
 
     kappa: Scalar = hyper(5.0, "weight of |moving mean feature - global mean feature|^2 / (2 F)", paper=50.0)

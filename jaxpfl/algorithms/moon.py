@@ -14,9 +14,9 @@ weighted by the numbers of examples.
 The features are the input of the head. The paper's networks compare the outputs of a two-layer projection before the
 head; add this projection to the model to reproduce the paper.
 
-The method performs poorly if clients need different models, because all clients share one model. It also performs
-poorly with small cohorts: a client's previous model is then old, and the contrastive term, which pushes features away
-from the previous model's features, gives little guidance.
+The method performs poorly if clients need different models, because all clients share one model. The method also
+performs poorly with small cohorts: a client's previous model is then old, and the contrastive term, which pushes
+features away from the previous model's features, gives little guidance.
 
 Reference: Li, He and Song 2021, "Model-Contrastive Federated Learning", https://arxiv.org/abs/2103.16257.
 """

@@ -352,7 +352,7 @@ class Assembled:
 
 
 def _is_registered(method: Method) -> bool:
-    """True if the method is one of jaxpfl's own. It is not known how another method computes its upload."""
+    """True if the method is one of jaxpfl's own. For any other method, the computation of its upload is unknown."""
     return method is algorithms.METHODS.get(method.name)
 
 

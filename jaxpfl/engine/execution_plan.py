@@ -1,8 +1,8 @@
 """Execution plans: choices of speed and memory, which change results at most by the order of additions.
 
-The precision of matrix products is an exception. It is part of the plan because it chooses arithmetic units of the
-hardware, not another computation. Its default is full precision; ``docs/records/performance.md`` reports the rounding
-errors of the other choices.
+The precision of matrix products is an exception. This precision is part of the plan because it chooses arithmetic units
+of the hardware, not another computation. Its default is full precision; ``docs/records/performance.md`` reports the
+rounding errors of the other choices.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class Ours:
     def check(self, keys: Key | None) -> None:
         """Check that the keys belong to this simulation's runs.
 
-        If another simulation's runs were continued here, no privacy claim would count all of their rounds, and noise
-        could be used twice.
+        If this simulation continued another simulation's runs, no privacy claim would count all of their rounds, and
+        noise could be used twice.
 
         Raises:
           JaxpflError: if a key is unknown; the message gives the remedy.

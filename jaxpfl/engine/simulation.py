@@ -62,8 +62,8 @@ class Simulation:
       federations: data on the devices, one federation for each group of the algorithm's clients. A pooled method has
         one client, with the examples of all clients.
       participation: sampling of the cohorts; full participation of the one client for a pooled method.
-      rounds_run: largest number of finished rounds of any state advanced here. A privacy claim counts at least these
-        rounds.
+      rounds_run: largest number of finished rounds of any state that this simulation advanced. A privacy claim counts
+        at least these rounds.
       attackers: true for each client that attacks, [m] bool; None without an attack.
     """
 
@@ -224,7 +224,7 @@ class Simulation:
 
         Raises:
           JaxpflError: if another simulation started the private run, or if a round does not fit in memory even with the
-            smallest block of clients that the plan allows. Both are checked before any round runs.
+            smallest block of clients that the plan allows. Both conditions are checked before any round runs.
         """
         if self._noise is not None:
             self._noise.check(state.noise)
@@ -469,7 +469,7 @@ class Simulation:
         """The program of one `advance` call, lowered for a platform ("cpu", "cuda", "tpu") that need not be present.
 
         The plan's automatic choices (clients at once, form of the convolutions, placement) are made for that platform,
-        with the number of devices that are present here.
+        with the number of devices that are present on this machine.
 
         Raises:
           JaxpflError: if the platform is unknown.

@@ -1,7 +1,7 @@
 """Checkpoints of one method's state, written atomically by orbax, with checksums.
 
 The latest two checkpoints are kept. The folder ``checkpoints/METHOD/ROUND`` contains ``state`` (orbax's files) and
-``SHA256SUMS``. It is written under a temporary name and renamed when complete."""
+``SHA256SUMS``. The folder is written under a temporary name and renamed when complete."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Checkpoints:
     def save(self, round: int, state: RunState, seconds: float) -> None:
         """Save the state after ``round`` rounds and the seconds spent so far.
 
-        Nothing is written if the round is the last that was saved or restored here.
+        Nothing is written if the round is the last that this object saved or restored.
 
         Raises:
           JaxpflError: if the checkpoint cannot be written, for example on a full disk; the previous checkpoint is kept.
@@ -110,7 +110,7 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete all checkpoints but that of ``round``."""
+        """Delete all checkpoints except the checkpoint of ``round``."""
         for other in self.rounds():
             if other != round:
                 shutil.rmtree(self._folder / str(other), ignore_errors=True)

@@ -141,7 +141,7 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = 
 
 
 def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
-    """Plot the score of the personalised models over the rounds (solid), and that of the global models (dashed)."""
+    """Plot the scores of the personalised models (solid) and of the global models (dashed) over the rounds."""
     scale, of_globals = headline.scale, f"global_{headline.name}"
     figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
     shown, of_global, several = [], {}, False

@@ -2,8 +2,8 @@
 
 If the process is killed, the journal remains readable. Each line of ``journal/main.jsonl`` is a checksum and a record.
 The records of the runs that one program executes are appended together, each with the number of records that follow
-it. They are read only if all of them are present. Otherwise the sweep executes the program again and gets the same
-results.
+it. These records are read only if all of them are present. Otherwise the sweep executes the program again and gets the
+same results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Graphs of clients: nodes 0 ... N - 1, with edges that the user gives or that join k nearest neighbours.
 
-Q is the paper's N x M incidence matrix, with one +1 and one -1 in the column of each edge. It is never formed. For
-models Z [N, d], `differences` computes the paper's Z Q. For differences W [M, d], `gathered` computes the paper's
-W Q^T. (In the paper, the models are the columns of Z, not the rows.) Both functions also work for graphs without edges,
-with isolated nodes or with a single node.
+Q is the paper's N x M incidence matrix, with one +1 and one -1 in the column of each edge. The matrix Q is never
+formed. For models Z [N, d], `differences` computes the paper's Z Q. For differences W [M, d], `gathered` computes the
+paper's W Q^T. (In the paper, the models are the columns of Z, not the rows.) Both functions also work for graphs
+without edges, with isolated nodes or with a single node.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
     """Compute the graph of k nearest neighbours in Euclidean distance on the host, exact to float64 rounding.
 
     Two vectors are joined if one is among the k nearest neighbours of the other. Distances from inner products are
-    fast, but lose digits by cancellation. They therefore only select candidates, which are all vectors that could be
-    among the nearest, given the rounding error. The distances to the candidates are then computed from differences, so
-    that duplicates have distance zero. In a tie, the first nodes are chosen.
+    fast, but lose digits by cancellation. Such distances therefore only select candidates, which are all vectors that
+    could be among the nearest, given the rounding error. The distances to the candidates are then computed from
+    differences, so that duplicates have distance zero. In a tie, the first nodes are chosen.
 
     Implements: Zhao et al., section II-A.
 

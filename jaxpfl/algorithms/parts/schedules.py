@@ -18,9 +18,9 @@ Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule appl
 after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because the rate at the
 end of a cosine schedule is zero.
 
-A schedule may also be a function of the round, such as an optax schedule. It is tabulated over the rounds of the run
-when the run begins. Its values are factors like the ones above. A function whose largest value is not 1 is refused,
-because it may return the learning rate itself, which would then be applied twice.
+A schedule may also be a function of the round, such as an optax schedule. The function is tabulated over the rounds of
+the run when the run begins. Its values are factors in [0, 1], like the factors above. A function whose largest value is
+not 1 is refused, because it may return the learning rate itself, which would then be applied twice.
 
 Reference for the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).

@@ -15,7 +15,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def personal_tasks(task: Task, architectures: str) -> list[Task]:
-    """Make one task, with its own model, for each group of clients. Clients join the groups in turn by their ids.
+    """Make one task, with its own model, for each group. A client's group is its id modulo the number of groups.
 
     Args:
       task: the global model's task.

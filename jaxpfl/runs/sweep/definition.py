@@ -320,7 +320,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
 def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
     """Count the gradients that a client takes in a round.
 
-    The counts do not depend on the data, so a small task is built to find them. It has many clients, because some
+    The counts do not depend on the data, so a small task is built to find them. The task has many clients, because some
     options must not exceed the number of clients.
 
     Returns:

@@ -159,7 +159,7 @@ DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
 
 
 def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values of the axes that identify the problem: those of the data and the split."""
+    """Return the values of the axes that identify the problem, which are the axes of the data and the split."""
     return {name: value for name, value in settings.items() if name in DATA_FIELDS}
 
 

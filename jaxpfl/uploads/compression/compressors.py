@@ -14,11 +14,11 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
   in the run-length code.
 
 Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
-client's next message (`uploads`). It is the default for biased compressors. Unbiased compressors need no error
-feedback. Their error may also exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, where omega may be
-above one. The accumulated error would then grow without bound. With error feedback, unbiased compressors therefore send
-:math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` times the squared
-norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
+client's next message (`uploads`). Error feedback is the default for biased compressors. Unbiased compressors need no
+error feedback. Their error may also exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, where omega
+may be above one. The accumulated error would then grow without bound. With error feedback, unbiased compressors
+therefore send :math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1`
+times the squared norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ e_i is always zero; `compressors` explains when that is better. With error feedb
 from the sum of the increments only by the last memory, however biased C is. The memory contains increments without
 their weight, so a client's weight scales its message but not its memory.
 
-Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. This is usually the whole
-upload; if each of k models has its own weight (IFCA), each model is a message. A part of the upload with weight zero is
-not sent and costs nothing. Its memory is kept until the client next contributes to this part, so that no cluster
-receives an update meant for another cluster. The weights themselves are not counted (as in
+Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. The vector is usually the
+whole upload; if each of k models has its own weight (IFCA), each model is a message. A part of the upload with weight
+zero is not sent and costs nothing. Its memory is kept until the client next contributes to this part, so that no
+cluster receives an update meant for another cluster. The weights themselves are not counted (as in
 `Simulation.bytes_per_client`). Some entries are sent and counted uncompressed: numbers that are not floating-point, and
 numbers that are not increments (`Algorithm.increments`), because a memory would add up their values. All numbers of a
 vector compete for top-k's slots. Small changes of a model are therefore deferred if they are sent together with larger

@@ -50,8 +50,8 @@ The estimate needs all uploads of a round together. The reduction is therefore `
 of one upload for each slot of the cohort on every device. The estimate ignores clients that are outside the cohort,
 dropped out, diverged or uploaded a number that is not finite.
 
-Some servers use the mean upload to update a sum over all clients (SCAFFOLD's and FedDyn's variates, L2GD). They add the
-estimate times the number of contributors.
+Some servers use the mean upload to update a sum over all clients (SCAFFOLD's and FedDyn's variates, L2GD). These
+servers add the estimate times the number of contributors.
 """
 
 from __future__ import annotations
