@@ -85,8 +85,8 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
         :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`, where S^2 is the variance of the
         messages. Messages with Gaussian noise carry almost no information about this variance: give ``st2``, or use
         `split`.
-      sx2: variance of the samples. If None, the variances within the clients are pooled. This needs clients with at
-        least two samples, and each message then contains a second number, which is not private.
+      sx2: variance of the samples. If None, the variances within the clients are pooled. Pooling needs clients with at
+        least two samples, and adds to each message a second number, which is not private.
       release: mechanism that releases a client's mean.
     """
 

@@ -5,8 +5,8 @@ r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I
 
 is the optimal estimate for known p and mu (Theorem 6). If p and mu are unknown, they are fitted to the clients'
 messages. `em` fits them in one round, and `private` does so under central differential privacy. `alternating` is the
-paper's algorithm. It clusters estimates that are already in the convex hull of the centers, so its error may increase
-with every round.
+paper's algorithm, which clusters estimates that are already in the convex hull of the centers. The error of
+`alternating` may therefore increase with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """

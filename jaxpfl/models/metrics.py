@@ -72,7 +72,7 @@ Metric = PerExample | PerClient | Pooled
 
 
 def correct(logits: Array, y: Array) -> Array:
-    """Return 1.0 if the label's logit is the largest, else 0.0: [N, K], [N] -> [N]; their mean is the accuracy.
+    """Return 1.0 if the label's logit is the largest, else 0.0: [N, K], [N] -> [N]. The mean is the accuracy.
 
     Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
     """

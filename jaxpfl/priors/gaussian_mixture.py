@@ -38,7 +38,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
     """Make the Gaussian-mixture prior with k components.
 
     Initially all components are equal, so the prior is Gaussian. `Prior.fit` runs EM twice, from the current estimate
-    and from a new initialisation (`start`). It returns the second result only if its log likelihood is higher by more
+    and from a new initialisation (`start`). The second result is returned only if its log likelihood is higher by more
     than one. The centers can thus separate in the first fit, and a later fit can leave a bad optimum. (With a threshold
     of zero, the choice between equal results would depend on rounding errors.)
 

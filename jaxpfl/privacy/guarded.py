@@ -268,7 +268,7 @@ def guard_examples(
 ) -> Algorithm:
     """Wrap an algorithm so that its clients obtain noisy clipped gradients of their examples and nothing else.
 
-    When a client function of the result is traced and uses an example in any other way, it raises a `JaxpflError`.
+    A client function of the result raises a `JaxpflError` while it is traced, if it uses an example in any other way.
 
     Args:
       algorithm: the method's algorithm.

@@ -105,8 +105,9 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. Over all
     inputs, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
     e^eps. The sampled probabilities are multiples of 2^-23 in float32 (2^-52 in float64). The smaller of the two
-    probabilities is rounded up, so rounding never raises the ratio, and it is never zero. For eps above 15.9 (36 in
-    float64) a message is therefore as private as at that eps. A client that sends several entries spends eps for each.
+    probabilities is rounded up, so rounding never raises the ratio, and the smaller probability is never zero. For eps
+    above 15.9 (36 in float64), a message is therefore as private as for eps = 15.9 (36). A client that sends several
+    entries spends eps for each entry.
 
     Args:
       x: values to send, with any shape and a floating type.

@@ -9,9 +9,9 @@ least squares. The empirical best linear unbiased predictor is
 .. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
    g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
 
-where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the estimated A. If g_1 is computed at the
-fitted A, it is too small by g_3 on average. For ML, g_1 is too small by a further :math:`B_i^2\, \mathrm{tr}(C^{-1}
-\sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
+where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the estimated A. On average, g_1 computed at
+the fitted A is too small by g_3. For ML, g_1 is too small by a further :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
+z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
 
 The fitted A maximises the likelihood, which may have several maxima. The search therefore finds the best value on a
 grid, and then a root of the derivative near this value. A step of the search needs sums over clients of p^2 products.
@@ -85,7 +85,7 @@ class AreaMeans(NamedTuple):
       shrinkage: the fraction B by which ``mean`` moves from the estimate towards the regression, [m].
       residual: standardised residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
-      risks: each client's term of ``risk``, which is their mean, [m].
+      risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
       log_likelihood: log likelihood, []. For REML this is the restricted likelihood of the residuals in an orthonormal
         basis, which can be compared only between fits with the same covariates.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.

@@ -67,7 +67,7 @@ class GroupMeans(NamedTuple):
       shrinkage: the fraction b by which ``mean`` moves from the estimate towards the group's mean, [m].
       residual: standardised differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
         holds.
-      risks: each client's term of ``risk``, which is their mean, [m].
+      risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
       group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean towards mu,
         [G].

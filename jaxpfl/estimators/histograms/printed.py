@@ -21,8 +21,8 @@ the initial centers of Algorithm 1, which are users' own histograms; DimRed's me
 and all values tuned on the data.
 
 The paper adds the noise to the mean, in which one user has the weight 1/a. Noise on the mean is equivalent to noise on
-the sum with a standard deviation larger by the factor a. But a user changes the sum by at most ||Qhat_u|| <= 1 (the
-paper says "exactly 1").
+the sum with a standard deviation larger by the factor a. But a user changes the sum by at most ||Qhat_u|| <= 1, where
+the paper states "exactly 1".
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def nearest_center(centers: Array) -> Personal:
 
 
 def between(centers: Array, steps: int = 30) -> Personal:
-    r"""Personalise by a convex combination of the centers [k, d], whose weights each user fits to its own counts.
+    r"""Personalise by a convex combination of the centers [k, d]; each user fits the weights to its own counts.
 
     The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates, with the user's
     histogram :math:`\hat Q_u`,

@@ -374,8 +374,8 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
     The Dirichlet models are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for
     synthetic users the true population, whose Bayes estimate is optimal. The last row fine-tunes the validation users'
-    mean. This mean uses no client's data, so it costs the clients no privacy. It is the baseline for FedAvg with large
-    noise.
+    mean. Because this mean uses no client's data, it costs the clients no privacy, and is the baseline for FedAvg with
+    large noise.
     """
     s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
     start = histogram_dirichlet.around(centers, 100.0)
