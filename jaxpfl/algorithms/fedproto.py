@@ -89,8 +89,8 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
       task: a classification task, whose model declares its head.
       work: the local work in a round.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, where a client with id i has
-      the name at index i modulo the number of names; "same" is the task's model. All models must have the same number
-      of features.
+        the name at index i modulo the number of names; "same" is the task's model. All models must have the same
+        number of features.
       predict: prediction rule: "prototypes" for the nearest prototype; "own-classes" for the nearest prototype among
         the classes of the client's training examples, as in the authors' code; "head" for the head of the client's own
         model.

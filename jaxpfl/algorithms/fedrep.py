@@ -51,7 +51,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
       head_steps: number of steps on the head; 0 for ``tau - body_steps``.
       body_steps: number of steps on the body; 0 for ``tau - head_steps``. If ``head_steps`` and ``body_steps`` are 0,
         half of the tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps``
-        steps, whatever tau is. With local work in epochs, each client's steps are divided in the same proportion.
+        steps, independently of tau. With local work in epochs, each client's steps are divided in the same proportion.
 
     Raises:
       JaxpflError: if the model has no head or no body, or if head or body would have no step.

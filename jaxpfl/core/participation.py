@@ -318,8 +318,8 @@ class FailureRates(NamedTuple):
 class Availability:
     """Random failures of clients in the cohort, drawn independently for each client.
 
-    A probability is one number for all runs, [], or one number for each of S runs, [S]. In a run with probability 0,
-    nothing fails, whatever the probabilities of the other runs.
+    A probability is one number for all runs, [], or one number for each of S runs, [S]. In a run with probability 0, no
+    client fails, even if other runs have positive probabilities.
 
     Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
     """

@@ -163,7 +163,7 @@ class ClientData:
         return ClientData.stacked(self._copy(start, size), size).bounded(self.capacity)
 
     def check(self) -> None:
-        """Check on the host that all clients' examples lie in the store.
+        """Check on the host that all clients' examples are in the store.
 
         Raises:
           JaxpflError: if they do not, for example because the examples were sliced instead of the clients.

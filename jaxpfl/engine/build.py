@@ -494,7 +494,7 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     Raises:
       JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if only one of
         method and algorithm is pooled or asynchronous; if the algorithm cannot use the server optimizer because its
-        server gets single uploads; or if the method's own builder raises it.
+        server receives single uploads; or if the method's own builder raises it.
     """
     known = method.options
     for name in known.keys() - options.keys():

@@ -454,7 +454,7 @@ def bytes_of_part(shapes: PyTree, count: int) -> int:
 
 
 def _parts(a: jax.ShapeDtypeStruct | Array, count: int, lead: int = 0) -> Sequence[str | None]:
-    """Mesh axis of each dimension after the leading ones: `MODEL` for at most one dimension, None for the others."""
+    """Mesh axis of each dimension after the leading dimensions: `MODEL` for at most one of them, otherwise None."""
     if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # random keys are replicated
         return ()
     shape = a.shape[lead:]

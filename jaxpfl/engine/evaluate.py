@@ -138,7 +138,7 @@ def make_adapt(
 
     ``before`` scores the client's model on arrival, without a local step. If the method counts gradients, ``after`` has
     the entry ``gradients``: the number of gradients that each client evaluated in these rounds and for its personalised
-    model, [u] int32. In a pooled method, an unseen client gets the trained client's state and runs no round.
+    model, [u] int32. In a pooled method, an unseen client has the trained client's state and runs no round.
 
     Args:
       algorithm: the method.
@@ -281,7 +281,8 @@ def _reader(
 ) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
     """Build the function ``(state, hp, clients) -> results`` that applies ``work`` to each group's clients.
 
-    ``work`` gets the training and validation examples, and the examples of the splits in ``scored`` in addition.
+    The arguments of ``work`` include the training and validation examples, and the examples of the splits in
+    ``scored``.
     """
 
     def read(state: RunState, hp: PyTree, clients: Clients) -> list[PyTree]:

@@ -159,8 +159,8 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
     """Delete the results in a folder, except hidden files such as the lock.
 
-    The summary is deleted first and ``mark`` last. If the process is killed in between, the rest is therefore
-    recognised as incomplete results, which can be replaced.
+    The summary is deleted first and ``mark`` last. If the process is killed in between, the remaining files are
+    therefore recognised as incomplete results, which can be replaced.
 
     Raises:
       JaxpflError: as in `check_replaceable`; nothing is deleted then.

@@ -171,7 +171,7 @@ def orthonormal(rows: Array) -> Array:
     """Orthonormal basis of the span of the given rows [N, d], as rows [N, d].
 
     If a row depends linearly on earlier rows, up to rounding error, the basis has a row of zeros instead. For example,
-    the last of N rows that sum to zero depends on the others.
+    the last of N rows that sum to zero depends on the other rows.
 
     The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided because several concurrent runs may
     deadlock in its calls on a CPU with two cores.

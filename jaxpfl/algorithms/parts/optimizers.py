@@ -164,7 +164,7 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
 
 
 def normalizes(optimizer: Optimizer) -> bool:
-    """True if an optimizer's steps have about the size of the learning rate, whatever the size of the gradients.
+    """True if an optimizer's steps have about the size of the learning rate, independently of the gradients' size.
 
     The result is false for a factory function, about which nothing is known.
     """

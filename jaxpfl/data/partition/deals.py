@@ -60,7 +60,7 @@ def split_by_class(
     Args:
       labels: [N].
       held: [m, k] classes of each client; padded with -1 for a client with fewer than k classes.
-      rng: random generator. If a class does not divide evenly, random holders get one example more.
+      rng: random generator. If a class does not divide evenly, holders drawn at random get one more example.
       allow_none: whether a class may have fewer examples than holders, as in a small test set. Some holders then get no
         example.
 

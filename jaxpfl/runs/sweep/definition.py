@@ -266,8 +266,8 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
     """Return the number of rounds in which a method uses a budget of rounds x local_steps gradients per client.
 
     The number is rounded down, and at least one. A client's mean number of gradients then differs from the budget by
-    less than the gradients of one round, whatever the participation. If clients also train in rounds outside the cohort
-    (``idle``), the gradients of the expected number of such rounds between two participations are included.
+    less than the gradients of one round, for any kind of participation. If clients also train in rounds outside the
+    cohort (``idle``), the gradients of the expected number of such rounds between two participations are included.
 
     Args:
       config: config of the run, not resolved.

@@ -439,7 +439,7 @@ def measure(
       loss: training loss of the last round [S].
 
     Returns:
-      For each run, its results by name; they are means over clients unless the name says otherwise.
+      For each run, its results by name; they are means over clients unless the name states another statistic.
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None

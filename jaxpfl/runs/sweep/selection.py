@@ -177,7 +177,7 @@ def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem
 
 
 def setting_key(settings: Mapping[str, Value]) -> str:
-    """Return a text that identifies a setting, whatever the order of its axes.
+    """Return a text that identifies a setting, independently of the order of its axes.
 
     As in `records.run_id`, 1, 1.0 and True are different values.
     """

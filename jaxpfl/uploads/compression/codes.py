@@ -7,15 +7,15 @@ Code of the positions of the entries that are sent: the Elias gamma codes of the
 the gaps between positions.
 
 Run-length code of a vector: for each run of equal numbers, the number and the Elias gamma code of the run's length. The
-code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, and its
-first bit says which:
+code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, which its
+first bit indicates:
 
 - 0, then the runs' lengths and the runs' numbers (32 bits each);
 - 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its
   number in the table (:math:`\lceil \log_2 D \rceil` bits).
 
-The receiver knows d, and therefore where the lengths end. Numbers are equal if their bits are equal, so that minus zero
-and every NaN are preserved.
+Because the receiver knows d, it can find the end of the lengths. Numbers are equal if their bits are equal, so that
+minus zero and every NaN are preserved.
 
 Reference: Elias 1975, "Universal codeword sets and representations of the integers".
 """

@@ -179,7 +179,7 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Select the floating-point increments of an upload or, with ``others``, all other leaves; None for the rest."""
+    """Select the floating-point increments of an upload or, with ``others``, other leaves; all others are None."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
