@@ -179,7 +179,7 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Select the floating-point increments of an upload or, with ``others``, other leaves; all others are None."""
+    """Return the upload with None for every leaf except floating-point increments (with ``others``, for these)."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
