@@ -33,7 +33,7 @@ _GROUPS = {
 }
 _SETTINGS, _OWN = "settings", "options"
 _ORDER = ("arguments", _OWN, _SETTINGS, "data", "work", "privacy", "execution", "output")
-_OUTPUT = {"--output", "--json", "--plot", "--table", "--export"}
+_OUTPUT = {"--output", "--json", "--plot", "--export"}
 _KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 _WIDEST, _COLUMN = 100, 26
 _MOST_NEEDED = {
