@@ -90,8 +90,6 @@ def fedbabu(
         key: Key, hp: FedBABUHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
         def tuned(task: Task, params: PyTree) -> PyTree:
-            if tuning is None:
-                return params
             given = (tuning, task, key, hp, ctx, splits.train, params, work.steps)
             return fine_tuning.fine_tuned(*given, hp.fine_tune_factor)
 
@@ -106,7 +104,7 @@ def fedbabu(
         update=update,
         personalize=personalize,
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=gradients(work.steps, personalize=0 if tuning is None else tuning.own_steps or tuning.steps),
+        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
     )
 
     def server_init(key: Key, hp: FedBABUHyper, ctx: ServerContext) -> Halves:
