@@ -123,12 +123,13 @@ def _checksum(federation: Federation) -> int:
 
 
 class Ours:
-    """Noise keys of the runs that belong to a private simulation.
+    """Noise keys of the runs that belong to a simulation; there are none if the simulation is not private.
 
     Only digests of the keys are stored, so that a secret key exists only in its run's state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noise: NoiseStream | None):
+        self._private = noise is not None
         self._digests: set[bytes] = set()
         self._last: Key | None = None
 
@@ -149,22 +150,16 @@ class Ours:
         Raises:
           JaxpflError: if a key is unknown; the message gives the remedy.
         """
-        if keys is None:
-            raise foreign("does not belong to a private run, but this simulation is private")
+        if (keys is not None) != self._private:
+            said = "does not belong to a private run, but this simulation is private"
+            if not self._private:
+                said = "belongs to a private run"
+            raise JaxpflError(f"the state {said}: advance it with the simulation that started it")
         if keys is not self._last and not _digests(keys) <= self._digests:
             raise JaxpflError(
                 "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
                 "advance it with the simulation that started it, or pass a stored state to adopt"
             )
-
-
-def foreign(what: str) -> JaxpflError:
-    """Make the error for a state that this simulation cannot advance.
-
-    Args:
-      what: end of the message, after the words "the state".
-    """
-    return JaxpflError(f"the state {what}: advance it with the simulation that started it")
 
 
 def _digests(keys: Key | None) -> set[bytes]:

@@ -171,9 +171,8 @@ class Simulation:
             of_all = setting._replace(placement=self._scored.placement, groups=self._scored.groups)
             self._scoring = Programs(of_all, scoring)
         self._shapes: RunState | None = None
-        self._noise: noise_keys.Ours | None = None
+        self._noise = noise_keys.Ours(algorithm.noise)
         if algorithm.noise is not None:
-            self._noise = noise_keys.Ours()
             self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
 
     def init(self, seeds: Sequence[int]) -> RunState:
@@ -202,7 +201,7 @@ class Simulation:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
         noise = None
-        if self._noise is not None and self.algorithm.noise is not None:
+        if self.algorithm.noise is not None:
             noise = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, values.hp)
             self._noise.add(noise)
         elif len(seeds) > 1:
@@ -226,10 +225,7 @@ class Simulation:
           JaxpflError: if another simulation started the private run, or if a round does not fit in memory even with the
             smallest block of clients that the plan allows. Both conditions are checked before any round runs.
         """
-        if self._noise is not None:
-            self._noise.check(state.noise)
-        elif state.noise is not None:
-            raise noise_keys.foreign("belongs to a private run")
+        self._noise.check(state.noise)
         state = put_states(state, self.placement)
         history: list[Metrics] = []
         lengths: list[int] = []
@@ -241,8 +237,7 @@ class Simulation:
             history.append(metrics)
             lengths.append(length)
             rounds -= length
-        if self._noise is not None:
-            self._noise.passed(state.noise)
+        self._noise.passed(state.noise)
         self.rounds_run = max(self.rounds_run, int(np.max(state.round)))
         names = history[0] if history else {}
         joined = {
@@ -368,8 +363,7 @@ class Simulation:
         data = processes.deal(given, wanted, layout)
         key, noise = jax.tree.map(jax.random.wrap_key_data, (data.key, data.noise))
         placed = data._replace(key=key, noise=noise)
-        if self._noise is not None:
-            self._noise.add(placed.noise)
+        self._noise.add(placed.noise)
         return placed
 
     def trimmed_shapes(self, runs: int) -> RunState:
@@ -407,8 +401,7 @@ class Simulation:
         The caller must make sure that a private state belongs to a run of this simulation, for example a stored run.
         This is not checked.
         """
-        if self._noise is not None:
-            self._noise.add(state.noise)
+        self._noise.add(state.noise)
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:

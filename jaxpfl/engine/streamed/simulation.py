@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled, memory, noise_keys
+from jaxpfl.engine import compiled, memory
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.placement import check_states
 from jaxpfl.engine.programs import Name
@@ -202,8 +202,7 @@ class StreamedSimulation(Simulation):
         Raises:
           JaxpflError: if the files cannot be restored to that round.
         """
-        if self._noise is not None:
-            self._noise.add(state.noise)
+        self._noise.add(state.noise)
         clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
         if self._disk is not None:
             self._disk.recover(int(np.max(state.round)))
@@ -255,10 +254,7 @@ class StreamedSimulation(Simulation):
     # --- rounds and scores ------------------------------------------------------------------------
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        if self._noise is not None:
-            self._noise.check(state.noise)
-        elif state.noise is not None:
-            raise noise_keys.foreign("belongs to a private run")
+        self._noise.check(state.noise)
         self._check_current(state)
         if rounds <= 0:
             return state, {}
@@ -275,8 +271,7 @@ class StreamedSimulation(Simulation):
                 history.append(metrics)
         new = jax.tree.map(lambda *parts: jnp.concatenate(parts), *ends)
         new = self._written(new, state.clients, state.counts)
-        if self._noise is not None:
-            self._noise.passed(new.noise)
+        self._noise.passed(new.noise)
         self.rounds_run = max(self.rounds_run, int(np.max(new.round)))
         joined = {name: np.stack([metrics[name] for metrics in history]) for name in history[0]}
         if self.algorithm.counts_bits:
