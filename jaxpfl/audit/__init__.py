@@ -8,6 +8,7 @@ do noise or cohorts that differ from the accountant's assumptions. A claim that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -143,11 +144,11 @@ def audit(
     against = [
         f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, but the claim is {said:.4g}"
         for name, bound, said in (("worlds", game.bound, claimed), ("one run", one_run, claimed_one_run))
-        if not bound.epsilon <= said
+        if not bound.epsilon <= said  # a bound that is NaN counts against the claim
     ]
     findings = cohorts + draws
     if not isinstance(noise, str):
         findings += noise.findings
-        noise = noise if noise.scale >= 0 else "no round had enough uploads to release anything"
+        noise = "no round had enough uploads to release anything" if math.isnan(noise.scale) else noise
     against += [f"{finding.test}: p = {finding.p_value:.2g}" for finding in white_box.faults(findings)]
     return Audit(claim, accountant, claimed, game, claimed_one_run, one_run, cohorts, noise, draws, against)

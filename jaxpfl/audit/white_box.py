@@ -52,6 +52,7 @@ class Noise(NamedTuple):
 
 def faults(findings: list[Finding]) -> list[Finding]:
     """Select the findings that are significant at the level `FALSE_ALARM` after a Bonferroni correction."""
+    # A p-value that is NaN counts as significant.
     return [finding for finding in findings if not finding.p_value >= FALSE_ALARM / len(findings)]
 
 

@@ -166,7 +166,7 @@ def run_methods(
                     reporter.say(f"{name}: already finished")
                 else:
                     try:
-                        with end_trackers(trackers) if trackers else nullcontext():
+                        with end_trackers(trackers):
                             _run_method(experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced)
                     except JaxpflError:
                         if processes.is_first():
