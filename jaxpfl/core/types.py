@@ -239,18 +239,30 @@ class Splits(NamedTuple):
         return Splits(self.train.client(row), self.validation.client(row))
 
 
+@jax.tree_util.register_static
+class Names(tuple[str, ...]):
+    """Names in the order of what they name. They are part of a pytree's structure: compiled programs never get them."""
+
+    def rows(self, places: Any) -> Names:
+        """Select names by an array of row numbers."""
+        return Names(self[place] for place in places)
+
+
 class Federation(NamedTuple):
     """All m clients stacked on axis 0: the data argument of every compiled program.
 
     Attributes:
       client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its row in the stack.
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
+      client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
+        client may have any name, even an empty one, and two clients may have the same name.
     """
 
     client_ids: Any
     train: ClientData
     validation: ClientData
     test: ClientData
+    client_names: Names | None = None
 
     @property
     def num_clients(self) -> int:
@@ -287,7 +299,9 @@ class Federation(NamedTuple):
         if not whole or places.ndim != 1 or ((places < 0) | (places >= m)).any():
             raise JaxpflError(f"rows must be numbers from 0 to {m - 1}, or a mask of {m}, got {shown(places.tolist())}")
         places = places.astype(np.int64)
-        return Federation(np.asarray(self.client_ids)[places], *(split.rows(places) for split in self.all_splits))
+        names = self.client_names and Names(self.client_names).rows(places)
+        ids = np.asarray(self.client_ids)[places]
+        return Federation(ids, *(split.rows(places) for split in self.all_splits), client_names=names)
 
     def pooled(self) -> Federation:
         """Pool all training examples into one client with id 0, on the host; the other splits are empty.

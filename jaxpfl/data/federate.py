@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core.settings import COUNT, SHARE, Range, check, keywords_of, part_of, read_help, setting
-from jaxpfl.core.types import Federation
+from jaxpfl.core.types import Federation, Names
 from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
@@ -21,6 +21,8 @@ from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
+_LONGEST = 40
+"""Largest number of characters of a name that is joined from several users' names."""
 _BYTES_PER_CLIENT = 1000
 """Memory per client, in bytes, of the array objects for a client's indices, in addition to the indices."""
 
@@ -160,6 +162,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         kept,
         drop_empty,
     )
+    if given.partition == "natural":
+        federation = federation._replace(client_names=_names(source, [dealt.train[i] for i in federation.client_ids]))
     if dealt.test is not None:
         warn_of_shared(federation)
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
@@ -199,6 +203,24 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
     others = federate(unseen(source), **settings)
     assert source.users_train is not None
     return others._replace(client_ids=others.client_ids + np.int32(len(np.unique(source.users_train))))
+
+
+def _names(source: Source, own: list[Indices]) -> Names | None:
+    """Return the name of each client, joined from its users' names.
+
+    Return None if names are unknown or numbers from 0, or if a joined name is long.
+
+    Args:
+      source: data set with users.
+      own: indices of the clients' training examples.
+    """
+    if source.user_names is None or source.users_train is None:
+        return None
+    known = list(map(str, source.user_names.tolist()))
+    of_clients = [[known[user] for user in sorted(set(source.users_train[indices].tolist()))] for indices in own]
+    names = Names(map(" + ".join, of_clients))
+    long = any(len(users) > 1 and len(name) > _LONGEST for users, name in zip(of_clients, names, strict=True))
+    return None if long or names == tuple(map(str, range(len(names)))) else names
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:

@@ -193,4 +193,4 @@ def single(federation: Federation, strict: bool = False) -> Federation:
         return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
 
     splits = (split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits)
-    return Federation(federation.client_ids, *splits)
+    return Federation(federation.client_ids, *splits, client_names=federation.client_names)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core import types as store
-from jaxpfl.core.types import ClientData, Federation
+from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data.labels import check_finite, checked_labels, digit_loss, narrowed
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -31,6 +31,7 @@ def stack_clients(
     validation: Sequence[Examples] | None = None,
     client_ids: Sequence[int] | np.ndarray | None = None,
     drop_empty: bool = False,
+    client_names: Sequence[str] | None = None,
 ) -> Federation:
     """Stack clients' arrays: concatenate the examples of each split in one flat store, without padding.
 
@@ -44,6 +45,7 @@ def stack_clients(
       client_ids: [m] distinct integers >= 0, which determine the clients' random streams; by default 0 .. m - 1.
       drop_empty: whether to leave out clients without training examples, with a warning; the other clients keep their
         ids.
+      client_names: [m] names of the clients for tables and plots; by default, clients are shown by their ids.
 
     Returns:
       The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.
@@ -65,6 +67,9 @@ def stack_clients(
     if m == 0:
         raise JaxpflError("at least 1 client is needed, got 0")
     ids = _check_ids(client_ids, m)
+    names = None if client_names is None else Names(map(str, client_names))
+    if names is not None and len(names) != m:
+        raise JaxpflError(f"client_names must be {m} texts, got {len(names)}")
     parts: dict[str, list[Examples]] = {}
     for split, own in (("train", train), ("validation", validation), ("test", test)):
         if own is not None and len(own) != m:
@@ -77,7 +82,7 @@ def stack_clients(
     kept = nonempty_clients(np.array([len(y) == 0 for _, y in parts["train"]]), ids, drop_empty)
     if not kept.all():
         parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
-        ids = ids[kept]
+        ids, names = ids[kept], names and names.rows(np.flatnonzero(kept))
 
     feature, label = _common(parts, ids)
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
@@ -86,7 +91,7 @@ def stack_clients(
     wide = jax.tree.map(lambda leaf: digit_loss(leaf) is not None, stacked["train"].examples.x)
     for split, made in stacked.items():
         stacked[split] = made.with_examples(x=jax.tree.map(narrowed_floats, made.examples.x, wide))
-    return warn_of_shared(Federation(client_ids=ids, **stacked))
+    return warn_of_shared(Federation(client_ids=ids, **stacked, client_names=names))
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -324,8 +329,9 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
         examples = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), split.examples)
         return ClientData.stacked(examples, size).bounded(split.capacity)
 
-    ids, *splits = federation
-    return Federation(np.asarray(ids)[mask], *map(split_rows, splits))
+    names = federation.client_names and federation.client_names.rows(np.flatnonzero(mask))
+    ids = np.asarray(federation.client_ids)[mask]
+    return Federation(ids, *map(split_rows, federation.all_splits), client_names=names)
 
 
 class Dealt(NamedTuple):

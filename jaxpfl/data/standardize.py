@@ -58,7 +58,9 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
         return split.with_examples(x=jax.tree.map(scale_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
-    return Federation(federation.client_ids, *map(scale_split, federation.all_splits))
+    return Federation(
+        federation.client_ids, *map(scale_split, federation.all_splits), client_names=federation.client_names
+    )
 
 
 def check_standardizable(source: Source) -> None:

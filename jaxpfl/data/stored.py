@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core.trees import checksum
-from jaxpfl.core.types import ClientData, Examples, Federation
+from jaxpfl.core.types import ClientData, Examples, Federation, Names
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Source
 from jaxpfl.data.sources.npz import read_npy
@@ -139,8 +139,9 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
             raise ValueError("its task is not a name")
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
-    names = manifest.get("class_names")
-    source = source._replace(scales=scales, task=task, class_names=None if names is None else np.array(names))
+    names = {one: manifest.get(one) for one in ("class_names", "feature_names")}  # older manifests lack names
+    source = source._replace(**{one: None if own is None else np.array(own) for one, own in names.items()})
+    source = source._replace(scales=scales, task=task)
     return Stored(federation, source, dict(manifest["split"]))
 
 
@@ -181,6 +182,8 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
         "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
         "task": source.task,
         "class_names": None if source.class_names is None else source.class_names.tolist(),
+        "feature_names": None if source.feature_names is None else source.feature_names.tolist(),
+        "client_names": None if federation.client_names is None else list(federation.client_names),
     }
 
 
@@ -271,4 +274,7 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
         return ClientData(examples, made.start, made.size, capacity, chunk)
 
     ids = opened("client_ids", manifest["client_ids"], into_memory=True)
-    return Federation(ids, *(split(name, manifest["splits"][name], len(ids)) for name in _SPLITS))
+    names = None if manifest.get("client_names") is None else Names(map(str, manifest["client_names"]))
+    if names is not None and len(names) != len(ids):
+        raise ValueError(f"it has {len(names)} names of {len(ids)} clients")
+    return Federation(ids, *(split(name, manifest["splits"][name], len(ids)) for name in _SPLITS), client_names=names)

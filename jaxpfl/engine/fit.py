@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.core import exclusions
 from jaxpfl.core.settings import Kind, check_kind, documented, instance_of, part_of
-from jaxpfl.core.types import Federation, PyTree
+from jaxpfl.core.types import Federation, Names, PyTree
 from jaxpfl.engine.build import assemble
 from jaxpfl.engine.evaluate import (
     Scores,
@@ -68,6 +68,7 @@ class Fit(NamedTuple):
         stopping.
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
         ``scores`` and ``validation``, attackers have NaN instead. None without an attack.
+      client_names: names of the clients, as `Federation.client_names`.
     """
 
     simulation: Simulation
@@ -84,6 +85,7 @@ class Fit(NamedTuple):
     test_sizes: np.ndarray | None = None
     patience: int | None = None
     attacked: Scores | None = None
+    client_names: Names | None = None
 
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, and its assumptions.
@@ -422,6 +424,7 @@ def fit(
         example_weights(federation.test, task.kind),
         patience,
         None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
+        federation.client_names,
     )
 
 

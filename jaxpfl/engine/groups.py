@@ -208,8 +208,8 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
         start, size = (np.asarray(a)[group.members] for a in (split.start, split.size))
         return replace(split, start=start, size=size, chunk=chunk_of(size))
 
-    ids, *splits = federation
-    return tuple(Federation(np.asarray(ids)[g.members], *(view(one, g) for one in splits)) for g in groups)
+    ids = np.asarray(federation.client_ids)
+    return tuple(Federation(ids[g.members], *(view(one, g) for one in federation.all_splits)) for g in groups)
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:

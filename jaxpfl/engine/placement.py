@@ -212,8 +212,8 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
             size=processes.put(sizes.reshape(-1), layout),
         )
 
-    ids, *splits = federation
-    return Federation(processes.put(per_row(np.asarray(ids)), layout), *map(shard, splits))
+    ids = processes.put(per_row(np.asarray(federation.client_ids)), layout)
+    return Federation(ids, *map(shard, federation.all_splits))
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:

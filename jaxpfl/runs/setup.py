@@ -20,7 +20,7 @@ import numpy as np
 from jaxpfl import __version__, data
 from jaxpfl.core.settings import part_of
 from jaxpfl.core.trees import checksum
-from jaxpfl.core.types import ClientData, Federation
+from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data import Split
 from jaxpfl.data.sources import csv_text
 from jaxpfl.engine import Simulation
@@ -86,6 +86,11 @@ class Experiment(NamedTuple):
     scaling: data.Scaling | None = None
     class_names: np.ndarray | None = None
     caveats: tuple[str, ...] = ()
+
+    @property
+    def client_names(self) -> Names | None:
+        """Names of the trained clients, as `Federation.client_names`."""
+        return self.federation.client_names
 
     @property
     def headline(self) -> Headline:
@@ -233,8 +238,7 @@ def _without_examples(federation: Federation) -> Federation:
     def emptied(split: ClientData) -> ClientData:
         return split.with_examples(*jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples))
 
-    ids, *splits = federation
-    return Federation(ids, *map(emptied, splits))
+    return Federation(federation.client_ids, *map(emptied, federation.all_splits), client_names=federation.client_names)
 
 
 def check_agreed(experiment: Experiment) -> None:

@@ -85,9 +85,8 @@ def load_school(root: Path) -> Source:
     check_finite(features, f"{path}: X")
     check_finite(scores, f"{path}: Y")
     users = np.repeat(np.arange(len(x), dtype=np.int32), [len(inputs) for inputs in x])
-    names = np.arange(len(x))
     description = f"{len(scores)} pupils of {len(x)} schools, {features.shape[1]} features"
-    return Source(SCHOOL, features, scores, None, None, 1, description, users, user_names=names, task="regression")
+    return Source(SCHOOL, features, scores, None, None, 1, description, users, task="regression")
 
 
 def describe_school(name: str, root: Path) -> str:

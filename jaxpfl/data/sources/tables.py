@@ -103,7 +103,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         used = [column for column in (*targets, options.client) if column is not None]
         whose = "labels" if options.client is None else "labels and clients"
         raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(used), 300)}")
-    x, users, user_names = _inputs(table, columns), None, None
+    x, features = _inputs(table, columns)
+    users = user_names = None
     if options.client is not None:
         users, _, user_names = number_users(np.array(table.texts(options.client)), None)
         if len(user_names) < 2:
@@ -113,7 +114,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     names = None if labels.names is None else unlike_numbers(labels.names)
     description = f"{len(y)} rows of {path}, {x.shape[1]} features"
     source = Source(name, narrowed(x), y, None, None, labels.number, description, users, user_names=user_names)
-    return source._replace(task=labels.task, class_names=names)
+    return source._replace(task=labels.task, class_names=names, feature_names=np.array(features))
 
 
 def _without_missing(table: Table, missing: str) -> Table:
@@ -216,14 +217,20 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
         raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond float32's range")
 
 
-def _inputs(table: Table, names: list[str]) -> np.ndarray:
-    """Return features [N, d]: the columns of numbers, and an indicator of each distinct text in the other columns."""
+def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Return features [N, d] and their names, [d].
+
+    The features are the columns of numbers, and an indicator, ``column = text``, of each distinct text in the other
+    columns.
+    """
     columns: list[np.ndarray] = []
+    features: list[str] = []
     for name in names:
         numbers = _numbers(table, name)
         if numbers is not None:
             _check_single(table, name, numbers)
             columns.append(numbers[:, None])
+            features.append(name)
             continue
         texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
@@ -233,7 +240,8 @@ def _inputs(table: Table, names: list[str]) -> np.ndarray:
             )
         check_fits(table.path, 8 * len(texts) * len(places))
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
-    return np.concatenate(columns, axis=1)
+        features += [f"{name} = {text}" for text in texts]
+    return np.concatenate(columns, axis=1), features
 
 
 def _numbers(table: Table, name: str) -> np.ndarray | None:
