@@ -14,12 +14,14 @@ from jaxpfl.data.sources.base import Entry, Source, data_directory, pooled, seen
 from jaxpfl.data.sources.natural import Elections, load_elections
 from jaxpfl.data.sources.planted import PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, load
+from jaxpfl.data.sources.table_columns import Column, TableColumns
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.data.stack import check_batch_size, stack_clients
 from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
 from jaxpfl.data.stored import open_federation, open_stored, read_manifest, save_federation
 
 __all__ = [
+    "Column",
     "Elections",
     "Entry",
     "PlantedSettings",
@@ -27,6 +29,7 @@ __all__ = [
     "Source",
     "Split",
     "Summary",
+    "TableColumns",
     "TableOptions",
     "available",
     "check_batch_size",

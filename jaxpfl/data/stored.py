@@ -23,6 +23,7 @@ from jaxpfl.core.types import ClientData, Examples, Federation, Names
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Source
 from jaxpfl.data.sources.npz import read_npy
+from jaxpfl.data.sources.table_columns import TableColumns
 from jaxpfl.support import files, host_memory
 from jaxpfl.support.errors import JaxpflError, expecting, shown, writing
 from jaxpfl.support.output_paths import partial
@@ -137,11 +138,13 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
             raise ValueError("its classes or inputs are of an unknown kind")
         if not isinstance(task, str):
             raise ValueError("its task is not a name")
+        columns = manifest.get("columns")
+        columns = None if columns is None else TableColumns.from_json(columns)
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
     names = {one: manifest.get(one) for one in ("class_names", "feature_names")}  # older manifests lack names
     source = source._replace(**{one: None if own is None else np.array(own) for one, own in names.items()})
-    source = source._replace(scales=scales, task=task)
+    source = source._replace(scales=scales, task=task, columns=columns)
     return Stored(federation, source, dict(manifest["split"]))
 
 
@@ -184,6 +187,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
         "class_names": None if source.class_names is None else source.class_names.tolist(),
         "feature_names": None if source.feature_names is None else source.feature_names.tolist(),
         "client_names": None if federation.client_names is None else list(federation.client_names),
+        "columns": None if source.columns is None else source.columns.to_json(),
     }
 
 

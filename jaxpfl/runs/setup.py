@@ -72,6 +72,7 @@ class Experiment(NamedTuple):
       graph: graph of the clients; None if no method needs it.
       scaling: scaling of all inputs; None if they are not standardised.
       class_names: names of the classes, as `Source.class_names`.
+      columns: columns of the table from which the features come, as `Source.columns`.
       caveats: limitations of the experiment's privacy claims.
     """
 
@@ -85,6 +86,7 @@ class Experiment(NamedTuple):
     graph: Graph | None = None
     scaling: data.Scaling | None = None
     class_names: np.ndarray | None = None
+    columns: data.TableColumns | None = None
     caveats: tuple[str, ...] = ()
 
     @property
@@ -226,7 +228,9 @@ def prepare(
     if config.privacy.on and config.patience is not None:
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
-    experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, names, caveats)
+    experiment = Experiment(
+        config, methods, runs, federation, task, start, unseen, graph, scaling, names, source.columns, caveats
+    )
     if config.privacy.on or config.compress is not None:
         # Only tracing reveals what a method uploads, and thus whether its uploads can be private or compressed.
         for name in methods:

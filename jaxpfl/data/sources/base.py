@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from jaxpfl.data.sources.table_columns import TableColumns
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
@@ -44,6 +45,7 @@ class Source(NamedTuple):
       feature_names: [d] names of the features, or None if unknown.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.
+      columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Source(NamedTuple):
     ordered: bool = False
     class_names: np.ndarray | None = None
     feature_names: np.ndarray | None = None
+    columns: TableColumns | None = None
 
 
 class Entry(NamedTuple):

@@ -74,6 +74,10 @@ class Table(NamedTuple):
         """Return True if a cell has no value, that is, if it is empty or a word in ``missing``."""
         return cell.lower() in self.missing
 
+    def missing_in(self, name: str) -> np.ndarray:
+        """Mask of the rows without a value in a column, [N]."""
+        return self.cells[name].str.lower().isin(self.missing).to_numpy()
+
     def find(self, name: str, what: str = "column") -> str:
         """Find a column by name, ignoring case unless the names of two columns differ only in case.
 
@@ -128,7 +132,10 @@ class Table(NamedTuple):
 
     def parsed(self, name: str) -> np.ndarray:
         """Return a column as numbers. TRUE and FALSE become 1 and 0, and a cell without a number becomes NaN."""
-        return np.array([parse(cell, self.decimal) for cell in self.cells[name]], np.float64)
+        import pandas
+
+        places, cells = pandas.factorize(self.cells[name])
+        return np.array([parse(cell, self.decimal) for cell in cells], np.float64)[places]
 
     def numbers(self, name: str, *, missing: bool = False) -> np.ndarray:
         """Return a column as numbers; if ``missing``, cells without a value are allowed and become NaN.
@@ -185,6 +192,13 @@ def read(
         raise JaxpflError(f"{path}: the file has a header but no rows")
     words = MISSING if missing_words is None else ("", *(word.strip().lower() for word in missing_words.split(",")))
     return Table(path, cells, separator, decimal or _decimal(path, cells, separator), words)
+
+
+def table_of(frame: pandas.DataFrame) -> Table:
+    """Return a data frame as a table of text whose rows are lines 1 to N; NaN and None become ""."""
+    cells = frame.astype(object).where(frame.notna(), "").map(lambda cell: str(cell).strip())
+    cells.columns, cells.index = [str(name) for name in frame.columns], np.arange(1, len(frame) + 1)
+    return Table(Path("data frame"), cells, "comma", "point")
 
 
 def rows(

@@ -8,7 +8,6 @@ labels must contain numbers; they mean the task multilabel if all numbers are 0 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,16 +18,12 @@ from jaxpfl.data.labels import checked_labels, narrowed, unlike_numbers
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.data.sources.table_columns import check_single, columns_of, numbers_in
 from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name, warn
-from jaxpfl.support.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20
 """Largest number of distinct integers that are considered classes."""
-_MOST_TEXTS = 1000
-_MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
-"""Cells with a number and a percent or currency sign, which would otherwise become categories."""
-_FREE = 0.5  # a column whose distinct texts exceed this fraction of the rows is not categorical
 
 
 class TableOptions(NamedTuple):
@@ -103,8 +98,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         used = [column for column in (*targets, options.client) if column is not None]
         whose = "labels" if options.client is None else "labels and clients"
         raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(used), 300)}")
-    x, features = _inputs(table, columns)
-    users = user_names = None
+    features = columns_of(table, columns)
+    x, users, user_names = features.apply(table), None, None
     if options.client is not None:
         users, _, user_names = number_users(np.array(table.texts(options.client)), None)
         if len(user_names) < 2:
@@ -114,7 +109,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     names = None if labels.names is None else unlike_numbers(labels.names)
     description = f"{len(y)} rows of {path}, {x.shape[1]} features"
     source = Source(name, narrowed(x), y, None, None, labels.number, description, users, user_names=user_names)
-    return source._replace(task=labels.task, class_names=names, feature_names=np.array(features))
+    named = np.array(features.feature_names)
+    return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features)
 
 
 def _without_missing(table: Table, missing: str) -> Table:
@@ -155,7 +151,7 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     if len(targets) > 1:
         return _several_labels(table, targets, task)
     (target,) = targets
-    numbers = _numbers(table, target)
+    numbers = numbers_in(table, target)
     distinct, places = np.unique(np.array(table.texts(target)) if numbers is None else numbers, return_inverse=True)
     if task is None:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
@@ -165,7 +161,7 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     if task == "regression":
         if numbers is None:
             raise JaxpflError(f"{table.path}: regression needs numbers, but column {shown(target)} holds text")
-        _check_single(table, target, numbers)
+        check_single(table, target, numbers)
         return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
@@ -182,7 +178,7 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
 def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     columns = []
     for name in targets:
-        numbers = _numbers(table, name)
+        numbers = numbers_in(table, name)
         if numbers is None:
             raise JaxpflError(f"{table.path}: several label columns must hold numbers, but {shown(name)} holds text")
         columns.append(numbers)
@@ -194,7 +190,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
         _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} hold {kind}")
     if task == "regression":
         for name, numbers in zip(targets, columns, strict=True):
-            _check_single(table, name, numbers)
+            check_single(table, name, numbers)
         return _Labels(y, task, len(targets))
     if task != "multilabel":
         raise JaxpflError(f"task = {task} needs one label column; for several use multilabel or regression")
@@ -206,64 +202,3 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
 
 def _warn_of_task(task: str, holds: str) -> None:
     warn(f"task = {task}, as {holds}: name the task to choose another")
-
-
-def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
-    """Check that the numbers of a column are in the range of float32."""
-    with np.errstate(over="ignore"):
-        held = np.isfinite(numbers.astype(np.float32))
-    if not held.all():
-        line = table.lines[int(np.argmin(held))]
-        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond float32's range")
-
-
-def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Return features [N, d] and their names, [d].
-
-    The features are the columns of numbers, and an indicator, ``column = text``, of each distinct text in the other
-    columns.
-    """
-    columns: list[np.ndarray] = []
-    features: list[str] = []
-    for name in names:
-        numbers = _numbers(table, name)
-        if numbers is not None:
-            _check_single(table, name, numbers)
-            columns.append(numbers[:, None])
-            features.append(name)
-            continue
-        texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
-        if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
-            raise JaxpflError(
-                f"{table.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
-                f"for categories: leave it out with --ignore {shown(name)}"
-            )
-        check_fits(table.path, 8 * len(texts) * len(places))
-        columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
-        features += [f"{name} = {text}" for text in texts]
-    return np.concatenate(columns, axis=1), features
-
-
-def _numbers(table: Table, name: str) -> np.ndarray | None:
-    """Return a column as numbers, [N], or None if it has text.
-
-    Raises:
-      JaxpflError: if a column of numbers has text in some cells, or percent or currency signs.
-    """
-    found = table.parsed(name)
-    wrong = np.flatnonzero(np.isnan(found))
-    if not len(wrong):
-        return found
-    if len(wrong) < len(found) / 2:
-        cell = table.cells[name].iloc[wrong[0]]
-        raise JaxpflError(
-            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, but numbers in most "
-            "other rows"
-        )
-    marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]
-    if len(marked) > len(found) / 2:
-        raise JaxpflError(
-            f"{table.path}: column {shown(name)} holds numbers with a mark, such as {shown(marked[0])}: write them "
-            f"without it, or leave the column out with --ignore {shown(name)}"
-        )
-    return None
