@@ -27,8 +27,8 @@ def test_the_largest_client_is_named_before_examples_are_copied(monkeypatch: pyt
     monkeypatch.setattr(np, "empty", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(
         JaxpflError,
-        match=r"^1100 examples of 21 clients \(client 20 has 500 of them\) need 434 KiB of memory, 434 KiB are free: "
-        r"use fewer examples or fewer clients$",
+        match=r"^1100 examples of 21 clients \(client 20 has 500 of them\) need 434 KiB of memory, "
+        r"but only 434 KiB is free: use fewer examples or fewer clients$",
     ):
         stack_clients(given)
 

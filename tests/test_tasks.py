@@ -423,7 +423,7 @@ def test_diverged_predictions_score_worst():
 
 REFUSED = {
     "fedrod": "fedrod balances classes by their counts, but the task 'next-token' has no classes",
-    "moon": "moon compares features of examples: the task 'next-token' has some at each position",
+    "moon": "moon compares features of examples, but the task 'next-token' has features at each position",
 }
 
 

@@ -96,7 +96,7 @@ def resolve_time_model(time_model: str) -> TimeModel:
         if (value := getattr(model, what)) not in range:
             raise JaxpflError(f"{name}:{what} must be {range.words}, got {value:g}")
     if model.step == 0 and math.isinf(model.up) and math.isinf(model.down):
-        raise JaxpflError(f"time_model = {time_model} takes no time: give step, up or down")
+        raise JaxpflError(f"time_model = {time_model} takes no time: set step, up or down")
     return model
 
 
@@ -356,7 +356,7 @@ class Availability:
         values = [np.size(rate) for rate in (self.dropout, self.stragglers) if np.ndim(rate)]
         if len(set(values)) > 1:
             raise JaxpflError(
-                f"dropout has {values[0]} values and stragglers {values[1]}: give each one value, or one for each run"
+                f"dropout has {values[0]} values but stragglers has {values[1]}: give one value, or one for each run"
             )
         rates = (np.asarray(rate, float).tolist() for rate in (self.dropout, self.stragglers))
         dropout, stragglers = (tuple(rate) if isinstance(rate, list) else rate for rate in rates)

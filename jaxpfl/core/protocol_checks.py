@@ -95,8 +95,8 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: ALL_STEPS means no limit: count with "
-            "jnp.minimum(work.steps, limit), or by jaxpfl.algorithms.gradients"
+            f"Gradients counted {found} gradients in a round: ALL_STEPS means no limit; count with "
+            "jnp.minimum(work.steps, limit) or with jaxpfl.algorithms.gradients"
         )
     return found
 
@@ -113,8 +113,8 @@ def check_message(message: Any, num_clients: int) -> None:
     for path, leaf in jax.tree.leaves_with_path(parts):
         if leaf.shape[:1] != (num_clients,):
             raise JaxpflError(
-                f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, a leading axis of "
-                f"{num_clients} clients is needed"
+                f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, but needs a leading "
+                f"axis of {num_clients} clients"
             )
 
 
@@ -162,10 +162,10 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
     """
     got, want = _described(what, got), _described(like, want)
     if jax.tree.structure(got) != jax.tree.structure(want):
-        raise JaxpflError(f"{what} has another structure than {like}: {_structures(got, want)}")
+        raise JaxpflError(f"{what} differs in structure from {like}: {_structures(got, want)}")
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         if a.shape != b.shape or (dtypes and a.dtype != b.dtype):
-            raise JaxpflError(f"{what}{keystr(path)} is {_typed(a)}, {like}{keystr(path)} is {_typed(b)}")
+            raise JaxpflError(f"{what}{keystr(path)} is {_typed(a)}, but {like}{keystr(path)} is {_typed(b)}")
 
 
 def _check_metrics(what: str, metrics: Any) -> None:

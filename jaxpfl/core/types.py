@@ -86,7 +86,7 @@ class ClientData:
         size = np.asarray(sizes, np.int64)
         total = int(size.sum())
         if total > MOST_EXAMPLES:
-            raise JaxpflError(f"a split has {total} examples, at most {MOST_EXAMPLES} are supported")
+            raise JaxpflError(f"a split has {total} examples, but at most {MOST_EXAMPLES} are supported")
         # A client without examples starts at position 0, so that no start lies outside the store.
         start = np.where(size > 0, np.cumsum(size) - size, 0).astype(np.int32)
         return cls(examples, start, size.astype(np.int32), int(size.max(initial=0)), chunk_of(size))
@@ -172,8 +172,8 @@ class ClientData:
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
         if start.shape != size.shape or len(wrong):
             raise JaxpflError(
-                f"clients' examples must lie in their store of {stored}: choose clients by federation.rows, not by the "
-                "leaves of its tree"
+                f"clients' examples must be among the {stored} stored ones: choose clients by federation.rows, not by "
+                "slicing its arrays"
             )
 
     def flat(self) -> Examples:
@@ -297,7 +297,7 @@ class Federation(NamedTuple):
             places = np.flatnonzero(places)
         whole = np.issubdtype(places.dtype, np.integer) or not places.size
         if not whole or places.ndim != 1 or ((places < 0) | (places >= m)).any():
-            raise JaxpflError(f"rows must be numbers from 0 to {m - 1}, or a mask of {m}, got {shown(places.tolist())}")
+            raise JaxpflError(f"rows must be integers from 0 to {m - 1} or a mask of {m}, got {shown(places.tolist())}")
         places = places.astype(np.int64)
         names = self.client_names and Names(self.client_names).rows(places)
         ids = np.asarray(self.client_ids)[places]

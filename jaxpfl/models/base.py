@@ -285,7 +285,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
     if task.model.vocabulary is not None and not tokens:
-        raise JaxpflError("the model reads tokens, so inputs must be integers, but this data set has others")
+        raise JaxpflError("the model reads tokens, so inputs must be integers, but this data set's are not")
     return task
 
 
@@ -403,15 +403,15 @@ def start_from(task: Task, parameters: PyTree) -> Task:
         here, there = (f"{np.shape(d[path])}" if path in d else "absent" for d in (given, wanted))
         if here != there:
             raise JaxpflError(
-                f"the given parameters do not fit the model: {path!r} is {here} in them and {there} in the model"
+                f"the given parameters do not fit the model: {path!r} is {here} in them but {there} in the model"
             )
         value = np.asarray(given[path])
         if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
-            raise JaxpflError(f"the given parameters must be numbers, {path!r} is {value.dtype}")
+            raise JaxpflError(f"the given parameters must be numbers, but {path!r} is {value.dtype}")
         with np.errstate(over="ignore"):  # values that overflow become infinite, which is an error below
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
-            raise JaxpflError(f"the given parameters must be finite, {path!r} holds a NaN or infinite value")
+            raise JaxpflError(f"the given parameters must be finite, but {path!r} holds a NaN or infinite value")
     tree = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
     return task._replace(model=task.model._replace(init=lambda key, x: jax.tree.map(jnp.asarray, tree)))
 

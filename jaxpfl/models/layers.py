@@ -149,7 +149,7 @@ def _conv_bias(module: nn.Module, kernel: Array) -> Array:
 def check_widths(hidden: Sequence[int]) -> tuple[int, ...]:
     """Check that there is at least one hidden layer and that all widths are positive, and return the widths."""
     if not hidden or min(hidden) < 1:
-        raise JaxpflError(f"hidden widths must be positive and at least one, got {tuple(hidden)}")
+        raise JaxpflError(f"hidden widths must be one or more positive numbers, got {tuple(hidden)}")
     return tuple(hidden)
 
 

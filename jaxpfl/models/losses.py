@@ -60,8 +60,8 @@ def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
     """
     if predictions.size != y.size or predictions.shape[:1] != y.shape[:1]:
         raise JaxpflError(
-            f"predictions are {list(predictions.shape)} and labels {list(y.shape)}: a model must return one value for "
-            "each of an example's labels"
+            f"predictions are {list(predictions.shape)} but labels are {list(y.shape)}: a model must return one value "
+            "for each of an example's labels"
         )
     return predictions.reshape(y.shape), y.astype(predictions.dtype)
 
@@ -186,7 +186,7 @@ def check_positions(logits: Array, y: Array) -> None:
     """Check that there is one row of logits per position."""
     if logits.ndim != 3 or logits.shape[:2] != y.shape:
         raise JaxpflError(
-            f"predictions are {list(logits.shape)} and labels {list(y.shape)}: for next-token a model must return "
+            f"predictions are {list(logits.shape)} but labels are {list(y.shape)}: for next-token a model must return "
             "logits of all tokens at each position, [n, T, tokens]"
         )
 

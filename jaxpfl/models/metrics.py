@@ -304,7 +304,7 @@ def parse_metrics(metrics: Any) -> dict[str, Any]:
         found = {name.strip(): name.strip() for name in names}
     for name in found.values():
         if name == "":
-            raise JaxpflError(f"metrics are names with commas between them, got {shown(metrics)}")
+            raise JaxpflError(f"metrics must be names separated by commas, got {shown(metrics)}")
         if isinstance(name, str) and name not in (*NAMED_METRICS, "loss"):
             raise unknown_name("metric", name, [*NAMED_METRICS, "loss"])
     return found

@@ -70,8 +70,8 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
             names = _names(path)
             if names[:-1] not in layers:
                 raise JaxpflError(
-                    f"{name} has the running statistic {'/'.join(names)!r} of no flax.linen.BatchNorm: padded examples "
-                    "would count in it"
+                    f"{name} has the running statistic {'/'.join(names)!r}, which is not of a flax.linen.BatchNorm: "
+                    "padded examples would count in it"
                 )
         # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
@@ -151,9 +151,9 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
     else:
         axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
         if getattr(layer, "axis_name", None) is not None:
-            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: statistics must be of one client")
+            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: each client needs its own")
         if any(one % x.ndim == 0 for one in features):
-            raise JaxpflError(f"{name}: {at} has examples as features (axis = {layer.axis})")
+            raise JaxpflError(f"{name}: {at} treats examples as features (axis = {layer.axis})")
     if x.shape[axis] != len(valid):
         raise JaxpflError(f"{name}: {at} sees {x.shape[axis]} rows of {len(valid)} examples: padding would count in it")
     shape = [1] * x.ndim
@@ -177,7 +177,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         for path, variable in nnx.to_flat_state(others):
             raise JaxpflError(
                 f"{type(module).__name__} has the mutable variable {'/'.join(map(str, path))!r} "
-                f"({type(variable).__name__}): only nnx.Param is supported, use GroupNorm in place of BatchNorm"
+                f"({type(variable).__name__}): only nnx.Param is supported; use GroupNorm in place of BatchNorm"
             )
         return structure, dict(nnx.to_flat_state(params)), streams
 
@@ -245,7 +245,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
         return isinstance(leaf, eqx.nn.StateIndex)
 
     if any(map(is_state, jax.tree.leaves(example, is_leaf=is_state))):
-        raise JaxpflError(f"{name} has state (equinox.nn.StateIndex): only parameters are supported, use GroupNorm")
+        raise JaxpflError(f"{name} has state (equinox.nn.StateIndex): only parameters are supported; use GroupNorm")
 
     def is_parameter(leaf: Any) -> bool:
         return eqx.is_inexact_array(leaf) or (
@@ -256,7 +256,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
     for path, leaf in jax.tree.leaves_with_path(rest):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise JaxpflError(
-                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}: give an instance instead"
+                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}: pass an instance, not a function"
             )
     paths = [_names(path) for path, _ in jax.tree.leaves_with_path(variables)]
     structure = jax.tree.structure(variables)

@@ -205,8 +205,8 @@ def transformer(
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):
         raise JaxpflError(
-            "the transformer's numbers are width,blocks or width,blocks,heads, the width a multiple of twice the heads "
-            f"({_HEADS} unless given), got {','.join(map(str, sizes))}"
+            "the transformer's numbers are width,blocks or width,blocks,heads; the width is a multiple of twice the "
+            f"heads ({_HEADS} unless given), got {','.join(map(str, sizes))}"
         )
     vocabulary = num_classes if vocabulary is None else vocabulary
     module = Transformer(num_classes, vocabulary, width, blocks, heads, every)

@@ -102,9 +102,9 @@ def start(
     given = _checked(address, processes, process)
     token = _checked_token(os.environ.get(TOKEN_VARIABLE) if token is None else token, given)
     if jax.distributed.is_initialized():
-        raise JaxpflError("the processes of this run are joined already: call jaxpfl.support.distributed.start once")
+        raise JaxpflError("the processes of this run have already joined: call jaxpfl.support.distributed.start once")
     if xla_bridge.backends_are_initialized():
-        raise JaxpflError("JAX is running already: call distributed.start before any other use of it")
+        raise JaxpflError("JAX is already running: call distributed.start before any other use of JAX")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides XLA's log: a lost process is reported in one line
     for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
         jax.config.update(name, value)
@@ -160,7 +160,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
     if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16):
         raise JaxpflError(f"the address must be HOST:PORT of process 0, or {AUTOMATIC}, got {shown(address)}")
     if number is None or own is None:
-        raise JaxpflError(f"with the address {address} the number of processes and this process's own must be given")
+        raise JaxpflError(f"the address {address} needs the number of processes and the number of this process")
     if number < 1 or not 0 <= own < number:
         raise JaxpflError(f"process must be from 0 to processes - 1, got process {own} of {number}")
     return {"coordinator_address": address, "num_processes": number, "process_id": own}
@@ -190,7 +190,7 @@ def _checked_token(token: str | None, given: dict[str, Any]) -> str:
     addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
     if token is None and not all(map(_is_loopback, addresses)):
         raise JaxpflError(
-            f"the processes of {addresses[0] or AUTOMATIC} meet on a network: give all of them one secret, by "
+            f"the processes of {addresses[0] or AUTOMATIC} meet on a network: give all of them the same secret with "
             f"--distributed-token FILE or the variable {TOKEN_VARIABLE}"
         )
     if token is not None and len(token.strip()) < _LEAST_TOKEN:

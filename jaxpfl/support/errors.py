@@ -62,7 +62,7 @@ def expecting(path: object, what: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise JaxpflError(f"{path} is damaged, or not {what} ({printable(why)})") from error
+        raise JaxpflError(f"{path} is damaged or is not {what} ({printable(why)})") from error
 
 
 class JaxpflWarning(UserWarning):

@@ -343,7 +343,7 @@ def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
     if isinstance(found, dict) and _SEAL not in found:
         raise JaxpflError(f"{path} has no checksum, like files from before version 0.2: {remedy}")
     if not isinstance(found, dict) or found.pop(_SEAL) != _sum(found):
-        raise JaxpflError(f"{path} is damaged, or was changed: {remedy}")
+        raise JaxpflError(f"{path} is damaged or was changed: {remedy}")
     return found
 
 

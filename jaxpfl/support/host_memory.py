@@ -49,7 +49,7 @@ def check(need: int, what: str, advice: str) -> None:
     """
     left = free() if need > _SMALL else None
     if left is not None and need > left:
-        raise OutOfMemoryError(f"{what} {readable(need)} of memory, {readable(left)} are free: {advice}")
+        raise OutOfMemoryError(f"{what} {readable(need)} of memory, but only {readable(left)} is free: {advice}")
 
 
 def readable(amount: float) -> str:
@@ -241,7 +241,7 @@ def check_room(what: object, need: int, folder: Path | None = None) -> None:
     folder = folder or Path(_place())
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise JaxpflError(f"{what}: {readable(need)} are needed in {folder}, {readable(free)} are free there")
+        raise JaxpflError(f"{what} needs {readable(need)} in {folder}, but only {readable(free)} is free")
 
 
 class Growing:

@@ -207,7 +207,7 @@ def _all(value: Any) -> list[Any]:
     lengths = [int.from_bytes(row[:8], "little") for row in rows]
     rows = [row[8:] for row in rows]
     if (longest := max(lengths)) > _BLOCK_BYTES:
-        raise JaxpflError(f"a message of {longest} bytes between the processes, at most {_BLOCK_BYTES} are taken")
+        raise JaxpflError(f"a message between processes has {longest} bytes, but at most {_BLOCK_BYTES} are allowed")
     if longest > _SHORT:
         rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # powers of two: few sizes to compile
     return [_parsed(number, row[:length]) for number, (row, length) in enumerate(zip(rows, lengths, strict=True))]
@@ -221,7 +221,7 @@ def _gathered(own: bytes) -> list[bytes]:
     found = [row.tobytes() for row in np.asarray(multihost_utils.process_allgather(sent))]
     for number, row in enumerate(found):
         if not hmac.compare_digest(_code(number, row[:-_CODE_BYTES]), row[-_CODE_BYTES:]):
-            raise JaxpflError(f"process {number} has another token, or none: give the same one to every process")
+            raise JaxpflError(f"process {number} has a different token, or none: give the same one to every process")
     return [row[:-_CODE_BYTES] for row in found]
 
 

@@ -157,12 +157,10 @@ def test_a_picture_is_replaced_by_its_own_command_only(tmp_path, capsys):
     for _ in range(2):
         assert jaxpfl(capsys, *DESCRIBE, "--plot", picture).status == 0
     whole = picture.read_bytes()
-    assert "is not what jaxpfl privacy audit wrote before" in refused(
-        capsys, "privacy", "audit", "fedavg", "--plot", picture
-    )
+    assert "was not written by jaxpfl privacy audit" in refused(capsys, "privacy", "audit", "fedavg", "--plot", picture)
     for content in (b"of the user's", b"", b"\x89PNG\r\n\x1a\n"):
         others.write_bytes(content)
-        assert "exists, and is not what" in refused(capsys, *DESCRIBE, "--plot", others)
+        assert "exists but was not written by" in refused(capsys, *DESCRIBE, "--plot", others)
         assert others.read_bytes() == content
     assert "got a folder" in refused(capsys, *DESCRIBE, "--plot", tmp_path)
     assert picture.read_bytes() == whole
@@ -175,5 +173,5 @@ def test_a_record_of_another_benchmark_is_kept(tmp_path, capsys):
         for name, flag in (("clients", "--json"), ("clients", "--plot"), ("histograms", "--plot")):
             result = jaxpfl(capsys, "bench", name, "--quick", flag, record)
             assert result.status == 2
-            assert f"is not what {name} wrote before" in result.err
+            assert f"was not written by {name}" in result.err
         assert record.read_text() == text

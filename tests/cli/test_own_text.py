@@ -50,4 +50,4 @@ def test_texts_are_described_and_refused(capsys, modules):
     assert "window applies to text:FOLDER, not to digits" in other.err
     model = jaxpfl(capsys, "run", "fedavg", *modules, "--model", "mlp")
     assert (model.status, model.err.count("\n")) == (2, 1)
-    assert "the model 'mlp' predicts one label, next-token needs one at each position" in model.err
+    assert "the model 'mlp' predicts one label, but next-token needs one per position" in model.err

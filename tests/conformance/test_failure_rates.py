@@ -54,5 +54,5 @@ def test_fit_takes_lists_and_tells_runs_apart(federation):
     assert result.history["dropped"][1].sum() > 0
     with pytest.raises(JaxpflError, match="seed 1 is given twice for the same hyper-parameters"):
         jaxpfl.fit("fedavg", federation, seeds=[1, 1], dropout=[0.9, 0.9], **given)
-    with pytest.raises(JaxpflError, match="dropout has 3 values and stragglers 2"):
+    with pytest.raises(JaxpflError, match="dropout has 3 values but stragglers has 2"):
         jaxpfl.fit("fedavg", federation, seeds=3, dropout=[0.1, 0.2, 0.3], stragglers=[0.1, 0.2], **given)

@@ -43,7 +43,7 @@ def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clie
     simulation = simulate(METHODS["adaped"], federation, plan=ExecutionPlan(clients=clients))
     state = simulation.init([0])
     monkeypatch.setattr(memory, "free", lambda devices: 10)
-    with pytest.raises(JaxpflError, match=r"advance needs .* of memory .* 10 B are free"):
+    with pytest.raises(JaxpflError, match=r"advance needs .* of memory .* but only 10 B is free"):
         simulation.advance(state, 1)
     with pytest.raises(JaxpflError, match=r"the states need .* of memory"):
         simulation.init([0])
@@ -85,7 +85,7 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     simulation._programs.made.clear()
     monkeypatch.setattr(memory, "free", lambda devices: states)
-    with pytest.raises(JaxpflError, match=r"^the first states need .* of memory, one client at a time, .* are free"):
+    with pytest.raises(JaxpflError, match=r"^the first states need .* of memory, one client at a time, .* is free"):
         simulation.init([0, 1])
 
 
@@ -93,6 +93,6 @@ def test_data_that_do_not_fit_are_refused_before_they_are_placed(federation, mon
     federation = jax.tree.map(np.asarray, federation)
     monkeypatch.setattr(memory, "free", lambda devices: 1000)
     with pytest.raises(
-        JaxpflError, match=r"^the data need .* of memory, 1e\+03 B are free: take fewer .* client 0 12 of them"
+        JaxpflError, match=r"^the data need .* of memory, but only 1e\+03 B is free: take fewer .* client 0 12 of them"
     ):
         simulate(METHODS["fedavg"], federation)

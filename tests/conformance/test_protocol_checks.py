@@ -81,21 +81,21 @@ INNER = {"total": lambda total: {"inner": total}}
 WRONG = {
     "a state of another shape": (
         {"state": keeping(seen=jnp.zeros(()))},
-        r"client.update: state['seen'] is float32[], client.init's['seen'] is float32[3]",
+        r"client.update: state['seen'] is float32[], but client.init's['seen'] is float32[3]",
     ),
     "a state of another dtype": (
         {"state": keeping(seen=jnp.arange(3))},
-        "client.update: state['seen'] is int32[3], client.init's['seen'] is float32[3]",
+        "client.update: state['seen'] is int32[3], but client.init's['seen'] is float32[3]",
     ),
     "a leaf more": (
         {"state": keeping(new=jnp.zeros(()))},
-        "client.update: state has another structure than client.init's: it has a leaf ['new']",
+        "client.update: state differs in structure from client.init's: it has a leaf ['new']",
     ),
     "a leaf less": ({"state": lambda state: {"seen": state["seen"]}}, "client.init's: it lacks the leaf ['rounds']"),
     "no array": ({"state": keeping(rounds=4)}, "client.update: state['rounds'] must be an array, got 4"),
     "an idle client's state": (
         {"idle": scalars},
-        "client.idle: state['seen'] is float32[], client.init's['seen'] is float32[3]",
+        "client.idle: state['seen'] is float32[], but client.init's['seen'] is float32[3]",
     ),
     "two values": (
         {"update": lambda state, upload, metrics: (state, upload)},
@@ -110,7 +110,7 @@ WRONG = {
     ),
     "messages for fewer clients": (
         {"sent": lambda message: message._replace(per_client={"own": jnp.zeros((6, 2))})},
-        "server.broadcast: Message.per_client['own'] is float32[6, 2], a leading axis of 7 clients is needed",
+        "server.broadcast: Message.per_client['own'] is float32[6, 2], but needs a leading axis of 7 clients",
     ),
     "a metric for each class": (
         {"metrics": {"loss": jnp.zeros(2)}},
@@ -126,14 +126,14 @@ WRONG = {
         {"weight": {"body": jnp.ones(())}},
         "client.update: Upload.weight must be a tree prefix of Upload.total",
     ),
-    "an upload of another structure": (INNER, "Upload.total has another structure than Message.shared"),
+    "an upload of another structure": (INNER, "Upload.total differs in structure from Message.shared"),
     "uploads of another structure, side by side": (
         INNER | {"reduction": Reduction.STACK, "served": lambda mu, stacked: jax.tree.map(jnp.add, mu, stacked.total)},
-        "Upload.total has another structure than Message.shared",
+        "Upload.total differs in structure from Message.shared",
     ),
     "an upload of other shapes": (
         {"total": scalars, "averaging": True},
-        "Upload.total['head']['bias'] is float32[], Message.shared['head']['bias'] is float32[3]",
+        "Upload.total['head']['bias'] is float32[], but Message.shared['head']['bias'] is float32[3]",
     ),
     "gradients of every step that there could be": (
         {"gradients": Gradients(update=lambda limit, message: 2 * limit, idle=lambda limit: 1)},
@@ -145,7 +145,7 @@ WRONG = {
     ),
     "a server's state": (
         {"server": scalars},
-        "server.update: state['head']['bias'] is float32[], server.init's['head']['bias'] is float32[3]",
+        "server.update: state['head']['bias'] is float32[], but server.init's['head']['bias'] is float32[3]",
     ),
     "a server's values": ({"served": lambda mu, reduced: mu}, "server.update must return (state, metrics), got a dict"),
 }
@@ -161,7 +161,7 @@ def test_what_breaks_the_protocol_is_refused_by_its_name(wrong, said, federation
 SCORED_WRONG = {
     "a model that adaptation shrinks": (
         {"personalize": lambda ctx, mu: scalars(mu) if ctx.step_limit else mu},
-        "client.personalize: model['head']['bias'] is float32[], without a step: model['head']['bias'] is float32[3]",
+        "client.personalize: model['head']['bias'] is float32[], but without a step: model['head']['bias'] is",
     ),
     "logits of one example": (
         {"predict": lambda hp, mu, x: x[0, :3]},

@@ -156,7 +156,7 @@ def test_records_of_other_types_are_refused_though_their_checksum_fits(tmp_path:
     values = json.loads(path.read_text().partition(" ")[2]) | change
     text = json.dumps(values)
     path.write_text(f"{zlib.crc32(text.encode()):08x} {text}\n")
-    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged, or not the record of a run"):
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged or is not the record of a run"):
         Journal(tmp_path).read()
 
 
@@ -196,7 +196,7 @@ def test_a_stored_capacity_beyond_all_numbers_is_damage(tmp_path: Path) -> None:
     told = json.loads(path.read_text())
     told["splits"]["train"]["capacity"] = float("inf")
     path.write_text(json.dumps(told))
-    with pytest.raises(JaxpflError, match=r"federation\.json is damaged, .*cannot convert float infinity"):
+    with pytest.raises(JaxpflError, match=r"federation\.json is damaged .*cannot convert float infinity"):
         jaxpfl.open_federation(tmp_path / "f")
 
 
@@ -223,7 +223,7 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     files.write_checksums(tmp_path)
     with pytest.raises(
-        JaxpflError, match=r"manifest\.json is damaged, or not a manifest of exported models .KeyError: 'global'.$"
+        JaxpflError, match=r"manifest\.json is damaged or is not a manifest of exported models .KeyError: 'global'.$"
     ):
         load_models(tmp_path)
     manifest["methods"] = {"local": {"groups": [], "global": None}}

@@ -195,13 +195,13 @@ def of_pair(apply):
 
 
 REFUSED = {
-    "none": (from_linen(Jitted()), "it needs a model that names its head (Model.head): this one names none"),
+    "none": (from_linen(Jitted()), "it needs a model that names its head (Model.head), but this one names none"),
     "whole": (
         build_model("linear", CLASSES, INPUTS),
-        "it needs a model with a body: this one's head is the whole model",
+        "it needs a model with a body, but this one's head is the whole model",
     ),
-    "two": (from_linen(Twice(), is_head), "whose head reads one array of its body: this one's reads 2 arrays"),
-    "no rows": (of_pair(pooled), "it needs a model whose head reads a row for each example: this one's reads (4,)"),
+    "two": (from_linen(Twice(), is_head), "whose head reads one array of its body, but this one's reads 2 arrays"),
+    "no rows": (of_pair(pooled), "it needs a model whose head reads one row per example, but this one's reads (4,)"),
     "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "this one's reads nothing of it"),
 }
 

@@ -183,8 +183,8 @@ def test_a_stranger_is_refused_and_nobody_else_can_come(tmp_path):
         (tmp_path / "second").mkdir()
         with started([second], tmp_path / "second") as (other,):
             assert ended([one, other], 120) == [2, 2]
-    assert "process 1 has another token, or none: give the same one to every process" in said(tmp_path, 0)
-    assert "process 0 has another token" in said(tmp_path / "second", 0)
+    assert "process 1 has a different token, or none: give the same one to every process" in said(tmp_path, 0)
+    assert "process 0 has a different token" in said(tmp_path / "second", 0)
 
 
 def listening(pid: int) -> list[str]:

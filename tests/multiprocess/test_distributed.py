@@ -20,20 +20,20 @@ from jaxpfl.support import distributed, processes
         (("nowhere", 2, 0), "the address must be HOST:PORT of process 0, or auto, got 'nowhere'"),
         (("localhost:0", 2, 0), "HOST:PORT"),
         ((":12", 2, 0), "HOST:PORT"),
-        (("localhost:12", 2), "with the address localhost:12 the number of processes and this process's own must be"),
+        (("localhost:12", 2), "the address localhost:12 needs the number of processes and the number of this process"),
         (("localhost:12", 2, 2), "process must be from 0 to processes - 1, got process 2 of 2"),
         (("localhost:12", 0, 0), "from 0 to processes - 1"),
         ((None, 2), "processes and process require an address, got 2, None"),
         (
             ("10.0.0.1:12", 2, 0),
-            "the processes of 10.0.0.1:12 meet on a network: give all of them one secret, by --dist",
+            "the processes of 10.0.0.1:12 meet on a network: give all of them the same secret with --dist",
         ),
         (("localhost.example:12", 2, 0), "meet on a network"),
         ((), "the processes of auto meet on a network"),
         (("localhost:12", 2, 0, "short"), "the processes' token must have at least 16 characters, got 5"),
-        (("10.0.0.1:12", 2, 0, "0123456789abcdef"), "JAX is running already"),
-        (("[::1]:12", 2, 0), "JAX is running already"),
-        (("localhost:12", 2, 0), "JAX is running already: call distributed.start before any other use of it"),
+        (("10.0.0.1:12", 2, 0, "0123456789abcdef"), "JAX is already running"),
+        (("[::1]:12", 2, 0), "JAX is already running"),
+        (("localhost:12", 2, 0), "JAX is already running: call distributed.start before any other use of JAX"),
     ],
 )
 def test_a_start_that_cannot_be(given, message):
@@ -139,14 +139,14 @@ def test_messages_of_the_run_are_read(monkeypatch):
 @pytest.mark.parametrize(
     ("forged", "message"),
     [
-        (lambda own: own, "process 1 has another token, or none"),  # ours, sent back
-        (lambda own: own[:-32] + bytes(32), "process 1 has another token"),
-        (lambda own: sealed(own[:-32])[:-1] + b"x", "process 1 has another token"),
+        (lambda own: own, "process 1 has a different token, or none"),  # ours, sent back
+        (lambda own: own[:-32] + bytes(32), "process 1 has a different token"),
+        (lambda own: sealed(own[:-32])[:-1] + b"x", "process 1 has a different token"),
         (
             lambda own: sealed(head(b"1", 2**62)),
-            "a message of 4611686018427387904 bytes between the processes, at most",
+            "a message between processes has 4611686018427387904 bytes, but at most",
         ),
-        (lambda own: sealed(head(pickle.dumps("x"))), "the message of process 1 is damaged, or not JSON of this run"),
+        (lambda own: sealed(head(pickle.dumps("x"))), "the message of process 1 is damaged or is not JSON of this run"),
         (lambda own: sealed(head(json.dumps([1]).encode())), "the message of process 1 is damaged"),
         (lambda own: sealed(head(b'{"refused": [1]}')), "the message of process 1 is damaged"),
         (lambda own: sealed(head(b"[" * 2000)), "the message of process 1 is damaged"),
@@ -173,5 +173,5 @@ def test_messages_pass_once(monkeypatch, run):
     processes.exchange("a")
     if run == "an earlier one":
         processes.secure("the secret of this run")
-    with pytest.raises(JaxpflError, match="process 1 has another token"):
+    with pytest.raises(JaxpflError, match="process 1 has a different token"):
         processes.exchange("a")
