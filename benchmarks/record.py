@@ -92,7 +92,7 @@ def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(f"{text} is a folder: name a file")
         wrote = _drew if picture else _recorded
         if file.exists() and wrote(file) != benchmark:
-            raise argparse.ArgumentTypeError(f"{text} exists, and is not what {benchmark} wrote before: choose another")
+            raise argparse.ArgumentTypeError(f"{text} exists but was not written by {benchmark}: choose another")
         return file
 
     return path

@@ -61,4 +61,4 @@ def check(need: int, devices: Sequence[Device], what: str, advice: Callable[[], 
     """
     left = free(devices)
     if left is not None and need > left:
-        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, {readable(left)} are free: {advice()}")
+        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, but only {readable(left)} is free: {advice()}")

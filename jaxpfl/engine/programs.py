@@ -102,8 +102,8 @@ class Programs:
                 break
             if block == 1:
                 raise OutOfMemoryError(
-                    f"the first states need {memory.readable(need)} of memory, one client at a time, "
-                    f"{memory.readable(free)} are free: use fewer clients, fewer seeds at once or a smaller model"
+                    f"the first states need {memory.readable(need)} of memory, one client at a time, but only "
+                    f"{memory.readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
                 )
             block = max(1, (block or placement.rows) // 8)
         self.made["start", runs] = program
@@ -144,7 +144,9 @@ class Programs:
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
                 break
-            short = f"{memory.readable(need)} of memory beside data and states, {memory.readable(free)} are free"
+            short = (
+                f"{memory.readable(need)} of memory beside data and states, but only {memory.readable(free)} is free"
+            )
             if block == 1 or self._of.plan.clients != "auto":
                 raise OutOfMemoryError(
                     f"with {block} client(s) at once, {name} needs {short}: use fewer of them (plan.clients), fewer "

@@ -53,7 +53,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (built("gru", 28, 28, 1), r"sequences of tokens \[T\], got inputs of shape \(28, 28, 1\)"),
         (built("gru", 0), r"shape \(0,\)"),
         (built("gru:0", 80), "must be one or more positive"),
-        (built("transformer:8", 6), "width,blocks or width,blocks,heads, .* got 8"),
+        (built("transformer:8", 6), "width,blocks or width,blocks,heads; .* got 8"),
         (built("transformer:8,0", 6), "got 8,0"),
         (built("transformer:10,1", 6), "multiple of twice the heads .4 unless given., got 10,1"),
         (lambda: build_model("mlp", 10, (6,), every=True), "'mlp' predicts one label, but next-token needs .* gru or"),

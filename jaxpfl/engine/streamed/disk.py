@@ -294,7 +294,7 @@ class Disk:
         need, free = trees.num_bytes(leaves), shutil.disk_usage(self._folder).free
         if need > free:
             raise OutOfMemoryError(
-                f"the clients' states need {readable(need)} in {self._folder}, {readable(free)} are free there"
+                f"the clients' states need {readable(need)} in {self._folder}, but only {readable(free)} is free"
             )
 
     def complete(self) -> None:
