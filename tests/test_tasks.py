@@ -207,10 +207,7 @@ def test_own_task_and_loss():
 
     federation = clients_of(LABELS["regression"])
     by_loss = jaxpfl.fit("fedavg", federation, task="regression", loss=loss, **QUICK)
-    linear = Model(
-        lambda key, x: jnp.zeros((FEATURES + 1, 1)),
-        lambda w, x, key=None, train=False: x @ w[:-1] + w[-1],
-    )
+    linear = Model(lambda key, x: jnp.zeros((FEATURES + 1, 1)), lambda w, x, key=None, train=False: x @ w[:-1] + w[-1])
     own = Task(linear, (FEATURES,), 1, loss, {"loss": loss}, kind="own", headline="loss", lower=True)
     result = jaxpfl.fit("fedavg", federation, task=own, **QUICK)
     assert np.isfinite([by_loss.mean(), result.mean()]).all()

@@ -57,11 +57,7 @@ def test_one_line(capsys, tmp_path, monkeypatch, args: list[str], message: str):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError("cannot allocate"),
-        RuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes"),
-    ],
+    "error", [MemoryError("cannot allocate"), RuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes")]
 )
 def test_memory_that_runs_out_is_one_line(capsys, monkeypatch, error):
     def load(*_, **__) -> None:

@@ -48,9 +48,7 @@ def undrawn(finished, monkeypatch) -> tuple[Path, dict]:
 
 def test_json_is_the_schema(finished):
     _, summary = finished
-    assert set(summary) == {
-        *("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version"),
-    }
+    assert set(summary) == {*("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version")}
     assert (summary["rounds"], summary["seeds"], summary["clients"], summary["cohort"]) == (4, [0, 1], 6, 3)
     for name, row in summary["methods"].items():
         accuracy = row["personalized_accuracy"]
@@ -89,9 +87,7 @@ def test_folder_holds_config_records_scores_and_plots(finished):
 def test_rerunning_the_config_gives_the_same_numbers(undrawn, tmp_path, capsys):
     folder, summary = undrawn
     result = jaxpfl(
-        capsys,
-        *("compare", "--config", folder / "config.json"),
-        *("--json", "--output", tmp_path / "again"),
+        capsys, *("compare", "--config", folder / "config.json"), *("--json", "--output", tmp_path / "again")
     )
     assert without_seconds(result.json) == without_seconds(summary)
 

@@ -257,10 +257,7 @@ def test_expected_variance_over_a_normal_population(mean: float, variance: float
         ("top-k:share=0.2", lambda: quantizers.top_k(X, 8)),
         ("sign", lambda: quantizers.sign(X)),
         ("uniform:bits=3", lambda: quantizers.uniform(KEY, X, 3)),
-        (
-            "tv:gamma=0.6,codebook=3",
-            lambda: quantizers.codebook(total_variation.update(X, 0.3).value, 3),
-        ),
+        ("tv:gamma=0.6,codebook=3", lambda: quantizers.codebook(total_variation.update(X, 0.3).value, 3)),
         ("codebook:size=4", lambda: quantizers.codebook(X, 4)),
     ],
 )
@@ -333,10 +330,7 @@ def test_unbiased_ones_are_contractions_under_feedback(text: str):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *("sign", "top-k:share=0.05", "codebook:size=2"),
-        pytest.param("tv:gamma=2,codebook=3", marks=pytest.mark.slow),
-    ],
+    [*("sign", "top-k:share=0.05", "codebook:size=2"), pytest.param("tv:gamma=2,codebook=3", marks=pytest.mark.slow)],
 )
 def test_biased_ones_are_nearer_than_zero(text: str):
     compressor = resolve(text)

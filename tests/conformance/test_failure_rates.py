@@ -16,11 +16,7 @@ NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("name", "runs", "rates"),
-    [
-        ("fedavg", "map", [NOTHING, BOTH]),
-        ("adaped", "vmap", [NOTHING, LOSSY, SLOW, BOTH]),
-    ],
+    ("name", "runs", "rates"), [("fedavg", "map", [NOTHING, BOTH]), ("adaped", "vmap", [NOTHING, LOSSY, SLOW, BOTH])]
 )
 def test_rows_equal_runs_alone(federation, name, runs, rates):
     """States, counters, history and scores; at a rate of 0, of a run in which nothing fails."""

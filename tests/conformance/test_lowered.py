@@ -71,8 +71,7 @@ def operations(jaxpr):
 
 
 @pytest.mark.parametrize(
-    ("name", "platform"),
-    [("fedavg", "cuda"), *(pytest.param(*own, marks=pytest.mark.slow) for own in LOWERED)],
+    ("name", "platform"), [("fedavg", "cuda"), *(pytest.param(*own, marks=pytest.mark.slow) for own in LOWERED)]
 )
 def test_a_device_takes_one_program_without_callbacks(skewed, name, platform):
     exported = simulate(name, skewed).export(platform)

@@ -5,15 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from problem import (
-    ORDER,
-    assert_close,
-    outcome,
-    padded,
-    reordered,
-    simulate,
-    spoiled,
-)
+from problem import ORDER, assert_close, outcome, padded, reordered, simulate, spoiled
 from toys import CASES
 
 from jaxpfl import ExecutionPlan

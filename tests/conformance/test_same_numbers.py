@@ -16,10 +16,7 @@ PLANS = {
     "all at once": (ExecutionPlan(clients="vmap"), None),
     "cohort at once": (ExecutionPlan(clients="vmap", runs="vmap"), 4),
     "blocks of 3 of all": (ExecutionPlan(clients="3", runs="map"), None),
-    "short calls, nothing donated": (
-        ExecutionPlan(clients="map", runs="map", rounds_per_call=2, donate=False),
-        4,
-    ),
+    "short calls, nothing donated": (ExecutionPlan(clients="map", runs="map", rounds_per_call=2, donate=False), 4),
 }
 
 

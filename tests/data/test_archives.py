@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl.data import (
-    Source,
-    available,
-    federate,
-    load,
-    pooled,
-    scaled,
-    scaling_of,
-)
+from jaxpfl.data import Source, available, federate, load, pooled, scaled, scaling_of
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, UnwritableError

@@ -300,10 +300,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         split(source_of(np.arange(9) % 2), partition="clusters", clusters=3),
         r"2, the number of permutations of 2 classes, got",
     ),
-    (
-        split(OF_USERS, partition="natural", clients=7),
-        "7 clients of 1 users need 7 users, but there are 6: use",
-    ),
+    (split(OF_USERS, partition="natural", clients=7), "7 clients of 1 users need 7 users, but there are 6: use"),
     (split(OF_USERS, **NATURAL, users_per_client=7), "users per client must be at most 6, the number of users, got 7"),
     (split(OF_USERS, **NATURAL, users_per_client=0), "users_per_client must be at least 1, got 0"),
     (split(OF_USERS._replace(users_train=np.arange(3))), "users must be integers, one for each example"),
@@ -313,10 +310,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(TOY._replace(y_train=np.stack([TOY.y_train] * 2, 1))), r"needs integer labels \[N\], got int\d+ \[60, 2\]"),
     (split(TOY._replace(x_test=TOY.x_train)), "give both x_test and y_test, or neither"),
     (split(TOY._replace(y_train=TOY.y_train[:5])), "60 inputs but 5 labels"),
-    (
-        split(TOY._replace(x_train=np.where(TOY.x_train == 17, np.nan, 1))),
-        "toy', train: an input of example 17 is NaN",
-    ),
+    (split(TOY._replace(x_train=np.where(TOY.x_train == 17, np.nan, 1))), "toy', train: an input of example 17 is NaN"),
     (  # the first feature needs float64
         split(TOY._replace(x_train=np.stack([1.7e9 + np.arange(60), np.where(np.arange(60) == 4, 1e300, 0)], axis=1))),
         "toy', train: an input of example 4 is NaN, infinite or beyond float32's range",
@@ -348,10 +342,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (drawn("cluster=2"), "unknown setting of planted 'cluster': did you mean 'clusters'"),
     (drawn("clusters"), "a data set must be NAME or NAME:argument=value,argument=value without"),
     (drawn("clients=3"), r"planted:clusters must be at most 3 \(its clients\), got 5"),
-    (
-        lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5),
-        "shares of users set apart must be > 0",
-    ),
+    (lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5), "shares of users set apart must be > 0"),
     (lambda: token_counts.groups(np.random.default_rng(), 2, 0.2, 0.1), "2 users cannot be divided into 3 groups"),
 ]
 

@@ -198,12 +198,7 @@ def test_draws_with_replacement_are_uniform_and_repeat() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.integers(0, 2**31 - 1),
-    st.integers(1, MAX_CLIENT_EXAMPLES),
-    st.integers(1, 10**4),
-    st.integers(1, 2**17),
-)
+@given(st.integers(0, 2**31 - 1), st.integers(1, MAX_CLIENT_EXAMPLES), st.integers(1, 10**4), st.integers(1, 2**17))
 def test_the_cursor_is_exact_where_the_product_overflows(p: int, n: int, steps: int, batch: int) -> None:
     per_round = steps * min(batch, n)
     if per_round >= 2**31:

@@ -39,11 +39,7 @@ def test_the_record_gives_the_features_of_the_table_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "Zug,60,oil",
-            "Zug,60,wood",
-            r"line 3: column 'heating' holds 'wood', which is none of .*: gas, oil",
-        ),
+        ("Zug,60,oil", "Zug,60,wood", r"line 3: column 'heating' holds 'wood', which is none of .*: gas, oil"),
         ("Zug,60,oil", "Zug,many,oil", r"line 3: area must be a finite number, got 'many'"),
         ("Zug,60,oil", "Zug,1e99,oil", r"line 3: column 'area' holds a number beyond float32's range"),
         ("Zug,60,oil", "Zug,,oil", r"line 3: no value in column 'area': fill it in"),

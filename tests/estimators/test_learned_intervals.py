@@ -239,14 +239,7 @@ def test_one_rate_for_all_has_garwoods_interval():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("m", "variation", "files"),
-    [
-        (10, 0.0, 100),
-        (10, 0.5, 150),
-        (30, 0.2, 100),
-    ],
-)
+@pytest.mark.parametrize(("m", "variation", "files"), [(10, 0.0, 100), (10, 0.5, 150), (30, 0.2, 100)])
 def test_intervals_cover(m: int, variation: float, files: int):
     """Mean coverage is at least 95 % less four standard errors over files: a false alarm in about 3e-5 of the seeds if
     it is 95 %. Plug-in intervals cover 34, 75 and 60 %."""

@@ -150,11 +150,7 @@ def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[
             "plan.rounds-per-call in .* appears twice",
         ),
         ("config.json", '{"methods": [], "config": {}, "rounds": 3}', "unknown entry of .*config.json 'rounds'"),
-        (
-            "config.json",
-            '{"methods": [], "config": {}, "hyper": {"local": 3}}',
-            "hyper in .* must be a table",
-        ),
+        ("config.json", '{"methods": [], "config": {}, "hyper": {"local": 3}}', "hyper in .* must be a table"),
     ],
 )
 def test_no_value_of_a_file_is_passed_over(tmp_path: Path, name: str, text: str, message: str):

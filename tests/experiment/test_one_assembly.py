@@ -74,12 +74,7 @@ def test_a_graph_without_an_edge_is_refused_by_both(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"stragglers": 0.9, "same_stragglers": True},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"stragglers": 0.9, "same_stragglers": True}])
 def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):
     experiment = command(**changes, seed=0)
     simulation = experiment.simulation("fedavg")
@@ -93,9 +88,7 @@ def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
-    [
-        ("local", {"server_lr": 0.5}, r"server_lr = 0.5 changes nothing: no method of the run \(local\) has a server"),
-    ],
+    [("local", {"server_lr": 0.5}, r"server_lr = 0.5 changes nothing: no method of the run \(local\) has a server")],
 )
 def test_what_changes_nothing_is_said_by_both(method, changes, message):
     with pytest.warns(JaxpflWarning, match=message):

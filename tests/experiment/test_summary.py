@@ -34,9 +34,7 @@ def test_fraction_hurt_counts_strictly_worse_clients():
 
 def test_best_on_validation_takes_the_first_best_of_each_seed():
     got = best_on_validation(
-        [10, 20, 30],
-        np.array([[0.5, 0.1], [0.9, 0.3], [0.9, 0.2]]),
-        np.array([[0.1, 0.4], [0.2, 0.5], [0.3, 0.6]]),
+        [10, 20, 30], np.array([[0.5, 0.1], [0.9, 0.3], [0.9, 0.2]]), np.array([[0.1, 0.4], [0.2, 0.5], [0.3, 0.6]])
     )
     assert got is not None
     assert got["rounds"] == [20, 20]

@@ -93,10 +93,7 @@ class Job:
 
 run = Job(("run", "adaped", *RUN), "config.json")
 disk = Job((*run.args, "--plan.clients-in", "disk"), "config.json")
-sweep = Job(
-    ("sweep", "fedavg", "local", *SMALL, *shlex.split("--rounds 3 --seeds 1 --grid lr=.05,.1")),
-    "sweep.json",
-)
+sweep = Job(("sweep", "fedavg", "local", *SMALL, *shlex.split("--rounds 3 --seeds 1 --grid lr=.05,.1")), "sweep.json")
 study = Job(("estimate", "when", *shlex.split("--clients 50 --samples 5 --json")))
 JOBS = {
     "run": run,

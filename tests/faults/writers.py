@@ -47,9 +47,7 @@ WRITERS = {
         True,
     ),
     "metrics": Writer(
-        _round,
-        lambda folder: [record["round"] for record in files.Records(folder / "metrics.jsonl").read()],
-        False,
+        _round, lambda folder: [record["round"] for record in files.Records(folder / "metrics.jsonl").read()], False
     ),
     "journal": Writer(
         lambda folder, number: records.Journal(folder).append([records.Record("local", {"lr": 0.1}, number)]),

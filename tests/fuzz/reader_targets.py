@@ -169,9 +169,7 @@ READERS: dict[str, Target] = {
         lambda r: archive(r, ARRAYS), lambda p: whole(npz.load_npz("npz:a", p, in_files=True)), "a.npz"
     ),
     "irc": of_file(
-        lambda r: archive(r, IRC),
-        lambda p: token_counts.load_irc(str(p.parents[1])),
-        "irc/ubuntu_irc_user_counts.npz",
+        lambda r: archive(r, IRC), lambda p: token_counts.load_irc(str(p.parents[1])), "irc/ubuntu_irc_user_counts.npz"
     ),
     "model": of_file(
         lambda r: archive(r, MODEL), lambda p: model_files.nested(export.read_parameters(str(p))), "a.npz"
@@ -199,9 +197,6 @@ READERS: dict[str, Target] = {
     "toml": of_file(of(TOML), config.read, "a.toml", text=True),
     "yaml": of_file(of(YAML, YAML, YAML, YAML, LAUGHS), config.read, "a.yaml", text=True, share=0.5),
     "json": of_file(
-        lambda r: json.dumps(odd_tree(r, CONFIG | {"methods": ["local"]})).encode(),
-        config.read,
-        "a.json",
-        text=True,
+        lambda r: json.dumps(odd_tree(r, CONFIG | {"methods": ["local"]})).encode(), config.read, "a.json", text=True
     ),
 }

@@ -47,6 +47,4 @@ def read_text(path: Path) -> Any:
     return TEXTS.get(kind, TEXTS["grid"])[0](text)
 
 
-WIRES: dict[str, Target] = {
-    "texts": of_file(some_text, read_text, "a", text=True, share=0.5),
-}
+WIRES: dict[str, Target] = {"texts": of_file(some_text, read_text, "a", text=True, share=0.5)}

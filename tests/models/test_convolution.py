@@ -25,13 +25,7 @@ from jaxpfl.models.layers import dense
 from jaxpfl.models.rewriting import Exchanged, form
 from jaxpfl.support.errors import JaxpflWarning
 
-SHAPES = [
-    (1, 28, 28, 3, 5, 6),
-    (6, 12, 12, 4, 5, 16),
-    (3, 9, 8, 2, 3, 4),
-    (2, 7, 10, 1, 4, 3),
-    (2, 5, 6, 2, 1, 3),
-]
+SHAPES = [(1, 28, 28, 3, 5, 6), (6, 12, 12, 4, 5, 16), (3, 9, 8, 2, 3, 4), (2, 7, 10, 1, 4, 3), (2, 5, 6, 2, 1, 3)]
 
 
 STRIDED = [
@@ -220,10 +214,7 @@ def test_a_gradient_can_be_differentiated_forward():
     chex.assert_trees_all_close(product, expected, rtol=1e-5)
 
 
-CASES = [
-    ("cnn", (28, 28, 1), 10),
-    pytest.param("cnn", (19, 21, 2), 5, marks=pytest.mark.slow),
-]
+CASES = [("cnn", (28, 28, 1), 10), pytest.param("cnn", (19, 21, 2), 5, marks=pytest.mark.slow)]
 
 
 def network_of_lax(params, x):

@@ -137,12 +137,7 @@ ADAPTERS, HEAD = 4 * 2 * RANK * (8 + 8), 4 * (8 * V + V)
 
 @pytest.mark.parametrize(
     ("method", "personal", "up"),
-    [
-        ("fedavg", False, ADAPTERS + HEAD),
-        ("fedper", True, HEAD),
-        ("local", False, 0),
-        ("lg-fedavg", True, ADAPTERS),
-    ],
+    [("fedavg", False, ADAPTERS + HEAD), ("fedper", True, HEAD), ("local", False, 0), ("lg-fedavg", True, ADAPTERS)],
 )
 def test_the_shared_part_alone_is_exchanged(method, personal, up):
     assert simulation(method, personal).bytes_per_client()[0] == up

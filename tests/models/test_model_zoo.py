@@ -31,20 +31,10 @@ PARAMETERS = [
     ("resnet:20", (32, 32, 3), 10, 272_474),
     ("resnet18", (32, 32, 3), 10, 11_173_962),
     ("gru", (80,), 80, 80 * 8 + 3 * (8 + 128) * 128 + 4 * 128 + 129 * 80),
-    (
-        "transformer",
-        (80,),
-        80,
-        80 * 64 + 2 * (4 * 64 * 65 + 65 * 256 + 257 * 64 + 4 * 64) + 2 * 64 + 65 * 80,
-    ),
+    ("transformer", (80,), 80, 80 * 64 + 2 * (4 * 64 * 65 + 65 * 256 + 257 * 64 + 4 * 64) + 2 * 64 + 65 * 80),
 ]
 # What is run here, not only counted, is run on small images.
-SMALL = {
-    "cnn": (16, 16, 1),
-    "cnn-gn": (16, 16, 1),
-    "resnet": (8, 8, 3),
-    "transformer": (5,),
-}
+SMALL = {"cnn": (16, 16, 1), "cnn-gn": (16, 16, 1), "resnet": (8, 8, 3), "transformer": (5,)}
 TOKENS = {"gru", "transformer"}
 NORMALISED = {"mlp-ln", "mlp-bn", "cnn-gn", "cnn-bn", "resnet", "resnet:20", "resnet-bn", "resnet18", "transformer"}
 EXAMPLES = {name: (SMALL.get(name, shape), classes) for name, shape, classes, _ in PARAMETERS}

@@ -163,8 +163,7 @@ def test_a_trimmed_state_goes_on_with_other_devices(clients, request, own_data):
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"),
-    [(3, "at most 2, the devices present"), (0, "positive"), ("two", "positive")],
+    ("devices", "message"), [(3, "at most 2, the devices present"), (0, "positive"), ("two", "positive")]
 )
 def test_devices_that_cannot_be(clients, devices, message):
     with pytest.raises(JaxpflError, match=message):

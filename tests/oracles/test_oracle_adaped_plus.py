@@ -140,11 +140,7 @@ ORACLES = {
         **ALL,
     ),
     "tuned": plus(
-        "kappa left out",
-        "averaged uniformly",
-        "psi rests in fine-tuning",
-        "fine-tuned at the next round's rate",
-        **ALL,
+        "kappa left out", "averaged uniformly", "psi rests in fine-tuning", "fine-tuned at the next round's rate", **ALL
     ),
     "kept, from round 0": plus(keep=True, start="init", fine_tune_steps=0),
     "kept, idle": plus(keep=True, idle_rounds=2, kinds=("reliable",), **ALL),

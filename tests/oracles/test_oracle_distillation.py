@@ -83,12 +83,7 @@ ORACLES = {
         "fml",
         SGD | {"lr_global": 0.3, "alpha": 0.35, "beta": 0.6},
         fml,
-        (
-            "teachers not detached",
-            "divergences reversed",
-            "alpha and beta swapped",
-            "mu learns from the new theta",
-        ),
+        ("teachers not detached", "divergences reversed", "alpha and beta swapped", "mu learns from the new theta"),
     ),
     "quped": Oracle(
         "quped",

@@ -4,17 +4,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from numpy_reference import (
-    averaged,
-    backward,
-    combine,
-    cross_entropy,
-    forward,
-    run_rounds,
-    sgd,
-    step,
-    subtract,
-)
+from numpy_reference import averaged, backward, combine, cross_entropy, forward, run_rounds, sgd, step, subtract
 from oracle import ROUNDS, SEED, SETTINGS, SGD, STEPS, M, Oracle, assert_same, assert_scores, cases, client_row, stack
 
 from jaxpfl import METHODS, ExecutionPlan

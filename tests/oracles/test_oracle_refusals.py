@@ -133,11 +133,7 @@ REFUSED = [
     ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored needs teacher = best"),
     ("persfl", {"distill_steps": 0}, "^persfl.distill_steps must be >= 1"),
     ("persfl", {"task": least_squares(4)}, "persfl distils class probabilities"),
-    (
-        "persfl",
-        {"problem": without_validation()},
-        "^persfl selects models .*, but 1 of 5 clients have none",
-    ),
+    ("persfl", {"problem": without_validation()}, "^persfl selects models .*, but 1 of 5 clients have none"),
     ("persfl-gd", {"problem": without_validation()}, "^persfl-gd selects models .*, but 1 of 5"),
     ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
     ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),
@@ -236,10 +232,7 @@ def test_shares_out_of_range(arguments, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"client_optimizer": "sgd", "keep_optimizer": True},
-            "keep_optimizer = True changes nothing: sgd has",
-        ),
+        ({"client_optimizer": "sgd", "keep_optimizer": True}, "keep_optimizer = True changes nothing: sgd has"),
         (
             {"lr_schedule": "constant", "hyper": {"lr_decay": 0.5}},
             "fedavg.lr_decay = 0.5 changes nothing: lr_schedule = constant",

@@ -109,11 +109,7 @@ ORACLES = {
     ),
     "fedprox": Oracle("fedprox", SGD | {"prox": 0.8}, run_fedavg, models=oracle.global_alone),
     "adaped": Oracle(
-        "adaped",
-        ADAPED,
-        run_adaped,
-        models=lambda last: {"after": last.clients, "mu": last.server["mu"]},
-        quick=True,
+        "adaped", ADAPED, run_adaped, models=lambda last: {"after": last.clients, "mu": last.server["mu"]}, quick=True
     ),
     "scaffold": Oracle(
         "scaffold",

@@ -259,11 +259,7 @@ ORACLES = {
         mixed_anew,
     ),
     "fedrod": Oracle(
-        "fedrod",
-        SGD,
-        fedrod,
-        ("plain softmax", "the personal loss trains the body", "uniform mean"),
-        models=both_heads,
+        "fedrod", SGD, fedrod, ("plain softmax", "the personal loss trains the body", "uniform mean"), models=both_heads
     ),
 }
 

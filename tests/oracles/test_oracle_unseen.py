@@ -136,8 +136,7 @@ def test_newcomers_are_welcomed_with_a_message_of_their_own(optimizer):
     base = oracle.simulation("fedavg", SGD).algorithm
     rows, halved = np.zeros(5), jnp.full((), 0.5)
     server = base.server._replace(
-        broadcast=lambda key, hp, ctx, mu: Message(mu, rows),
-        welcome=lambda key, hp, ctx, mu: Message(mu, halved),
+        broadcast=lambda key, hp, ctx, mu: Message(mu, rows), welcome=lambda key, hp, ctx, mu: Message(mu, halved)
     )
     client = base.clients[0]._replace(
         personalize=lambda key, hp, ctx, message, state, splits: optax.tree.scale(message.per_client, message.shared)

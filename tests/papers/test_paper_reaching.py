@@ -91,9 +91,7 @@ def test_a_row_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path):
     def session(folder: str, looks: float) -> tuple[list[int], Any]:
         reporter, left = Rounds(), iter(range(10**6))
         way = Way(
-            results.place(tmp_path / folder, one, quick=False),
-            reporter=reporter,
-            stopped=lambda: next(left) >= looks,
+            results.place(tmp_path / folder, one, quick=False), reporter=reporter, stopped=lambda: next(left) >= looks
         )
         try:
             return reporter.seen, run.run(one, way).rows

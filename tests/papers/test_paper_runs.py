@@ -202,15 +202,7 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
     assert len(results.of_folder(tmp_path).results) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("minutes", None),
-        ("versions", []),
-        ("ours", "x"),
-        ("quick", "no"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("minutes", None), ("versions", []), ("ours", "x"), ("quick", "no")])
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT

@@ -135,11 +135,7 @@ def test_distillation_surrogate():
     teacher, student = rng.normal(size=(2, 4, 3))
     p, q = (np.exp(a) / np.exp(a).sum(1, keepdims=True) for a in (teacher, student))
     valid = np.array([True, True, False, True])
-    f = {
-        "kd": (p * np.log(p / q)).sum(1),
-        "reversed-kd": (q * np.log(q / p)).sum(1),
-        "square": ((p - q) ** 2).sum(1),
-    }
+    f = {"kd": (p * np.log(p / q)).sum(1), "reversed-kd": (q * np.log(q / p)).sum(1), "square": ((p - q) ** 2).sum(1)}
     for distance, values in f.items():
         prior = distillation.prior(distance=distance)
         got = prior.penalty(distillation.Shared(teacher, 0.8), student, examples(valid))

@@ -40,18 +40,8 @@ def test_each_run_states_its_own(federation):
 @pytest.mark.parametrize(
     ("size", "limit", "clients", "words"),
     [
-        (
-            0.09,
-            1.0,
-            14,
-            ["the uploads is 0.09", "larger than the uploads require", "unit = example"],
-        ),
-        (
-            9.0,
-            1.0,
-            500,
-            ["the uploads is 9", "most of each upload is clipped", "privacy.quantile"],
-        ),
+        (0.09, 1.0, 14, ["the uploads is 0.09", "larger than the uploads require", "unit = example"]),
+        (9.0, 1.0, 500, ["the uploads is 9", "most of each upload is clipped", "privacy.quantile"]),
         (0.3, 1.0, 14, None),
         (3.0, 1.0, 14, None),
         (np.nan, 1.0, 14, None),
@@ -205,12 +195,7 @@ def test_cohorts_that_are_cut_are_said():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "batch_size", "remembers"),
-    [
-        ("fedavg", 1000, False),
-        ("fedavg", 5, True),
-        ("adaped", 1000, True),
-    ],
+    ("method", "batch_size", "remembers"), [("fedavg", 1000, False), ("fedavg", 5, True), ("adaped", 1000, True)]
 )
 def test_cut_cohorts_are_said_where_uploads_depend_on_what_clients_keep(federation, method, batch_size, remembers):
     """A state, or the place in the order of the examples; whole data sets have none."""
@@ -243,13 +228,7 @@ def test_noise_is_secret_with_a_function_of_the_users(federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "dtype"),
-    [
-        ("fedavg", jnp.float16),
-        ("adamix", jnp.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("method", "dtype"), [("fedavg", jnp.float16), ("adamix", jnp.bfloat16)])
 def test_models_of_few_digits_are_clipped_and_noised_in_float32(federation, method, dtype):
     """In bfloat16 a norm, a sum and noise are right to 1 % at best, and noise ends at 2.8 deviations."""
     model = nn.Dense(10, param_dtype=dtype, dtype=dtype)

@@ -116,11 +116,7 @@ def test_one_example_moves_the_sum_by_at_most_the_clipping_norm(wild):
     x, y = rng.normal(size=(6, 4)), rng.normal(size=6)
     without, with_it, other = (
         len(rows) * released(rows, values, mechanism([len(rows)], 10, clipping_norm=limit))[1]
-        for rows, values in (
-            (x[:5], y[:5]),
-            (np.concatenate([x[:5], np.full((1, 4), wild)]), y),
-            (x, y),
-        )
+        for rows, values in ((x[:5], y[:5]), (np.concatenate([x[:5], np.full((1, 4), wild)]), y), (x, y))
     )
     assert np.isfinite(with_it).all()
     assert np.linalg.norm(with_it - without) <= limit * (1 + 1e-5)
@@ -393,10 +389,7 @@ def test_clipping_alone_claims_nothing(federation):
 @pytest.mark.slow
 def test_the_same_numbers_under_any_plan(federation):
     found = []
-    for plan in (
-        ExecutionPlan(devices=1, clients="map"),
-        ExecutionPlan(devices=2),
-    ):
+    for plan in (ExecutionPlan(devices=1, clients="map"), ExecutionPlan(devices=2)):
         result = jaxpfl.fit("ditto", federation, **SETTING | {"plan": plan}, privacy=NOISE)
         found.append(jax.tree.map(np.asarray, result.simulation.personal_models(result.state)))
     for other in found[1:]:

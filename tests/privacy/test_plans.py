@@ -136,13 +136,7 @@ GRID = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "values", "sign"),
-    [
-        ("rate", [0.01, 0.2, 1.0], 1),
-        ("cap", [6, 10, 30], -1),
-    ],
-)
+@pytest.mark.parametrize(("name", "values", "sign"), [("rate", [0.01, 0.2, 1.0], 1), ("cap", [6, 10, 30], -1)])
 def test_monotone(name, values, sign):
     epsilons = [GRID[name](v).epsilon(1e-5) for v in values]
     assert (np.diff(epsilons) * sign > 0).all(), epsilons

@@ -48,12 +48,7 @@ def test_flipped_labels_are_the_attackers_own_and_not_those_of_tests(federation)
 
 
 def test_a_run_trains_on_flipped_labels(federation):
-    spec = RunSpec(
-        method=jaxpfl.METHODS["fedavg"],
-        model="linear",
-        attack="label-flip",
-        attackers=0.3,
-    )
+    spec = RunSpec(method=jaxpfl.METHODS["fedavg"], model="linear", attack="label-flip", attackers=0.3)
     assembled = assemble(spec, federation)
     assert assembled.attackers is not None
     flipped = (assembled.federation.train.y != federation.train.y).any(axis=1)

@@ -171,10 +171,7 @@ def test_estimates_about_covariates(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--covariates", "incme"],
-            "own.csv 'incme': did you mean 'income'? (known: estimate, gap, half, id, inco",
-        ),
+        (["--covariates", "incme"], "own.csv 'incme': did you mean 'income'? (known: estimate, gap, half, id, inco"),
         (["--covariates", "se"], "own.csv: column 'se' is used twice"),
         (["--covariates", "income", "INCOME"], "own.csv: column 'income' is used twice"),
         (["--covariates", "note"], "own.csv line 2: note must be a finite number, got 'a'"),

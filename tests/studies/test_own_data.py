@@ -112,13 +112,7 @@ def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
         **public,
     }
     assert private.public.bound > 2
-    assert private.result["settings"] == {
-        **public,
-        "epsilon": 2.0,
-        "delta": 1e-6,
-        "mechanism": "analytic",
-        "seed": 0,
-    }
+    assert private.result["settings"] == {**public, "epsilon": 2.0, "delta": 1e-6, "mechanism": "analytic", "seed": 0}
     bit = own_gaussian.estimate_file(path, GaussianSettings(epsilon=2.0, mechanism="one-bit")).result
     assert bit["privacy"]["delta"] == 0
     bits = own_bernoulli.estimate_file(

@@ -322,7 +322,7 @@ def test_a_study_by_itself_needs_none(name: str):
 def test_values_of_every_kind():
     assert arguments("histogram", epsilon=(), clusters=2) == ["--clusters", "2", "--epsilon"]
     assert arguments("gaussian", {"csv": Path("g.csv"), "value": "-v", "client": "c"}, mean=-1.0) == [
-        *("--mean=-1.0", "--client", "c", "--value=-v", "--csv", str(Path("g.csv").absolute())),
+        *("--mean=-1.0", "--client", "c", "--value=-v", "--csv", str(Path("g.csv").absolute()))
     ]
 
 

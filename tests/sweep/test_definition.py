@@ -56,10 +56,7 @@ def test_a_share_is_set_apart_for_the_selection():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        ({"select": "test"}, "unknown select 'test'"),
-        ({"halving": 1}, "halving must be 0 or at least 2"),
-    ],
+    [({"select": "test"}, "unknown select 'test'"), ({"halving": 1}, "halving must be 0 or at least 2")],
 )
 def test_an_impossible_search_is_refused(given: dict[str, Any], message: str):
     with pytest.raises(JaxpflError, match=message):

@@ -45,9 +45,7 @@ def told(folder: Path) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "args",
-    [COMMAND, [*COMMAND, "--halving", "3", "--halving-first", "5"]],
-    ids=["all", "halving"],
+    "args", [COMMAND, [*COMMAND, "--halving", "3", "--halving-first", "5"]], ids=["all", "halving"]
 )
 def test_a_killed_sweep_ends_with_the_records_of_one_that_was_not(tmp_path: Path, args: list[str]):
     whole, killed, cache = tmp_path / "whole", tmp_path / "killed", tmp_path / "cache"

@@ -34,11 +34,7 @@ def swept(folder: Path, poisoned: bool, search: dict[str, Any]) -> tuple[list[Re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "search",
-    [{"search_seeds": 1}, {"halving": 2, "halving_first": 1}],
-    ids=["seeds", "halving"],
-)
+@pytest.mark.parametrize("search", [{"search_seeds": 1}, {"halving": 2, "halving_first": 1}], ids=["seeds", "halving"])
 def test_wrong_test_labels_change_test_scores_alone(tmp_path: Path, search: dict[str, Any]):
     clean, chosen = swept(tmp_path / "clean", False, search)
     poisoned, still = swept(tmp_path / "poisoned", True, search)

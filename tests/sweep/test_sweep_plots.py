@@ -72,11 +72,7 @@ def test_one_axis_gives_lines_and_the_chosen_settings(tmp_path: Path):
 
 def test_two_axes_and_the_number_of_clients(tmp_path: Path):
     found = records({"clients": (10, 100), "adaped.psi_init": (1.0, 3.5)})
-    assert written(tmp_path, found) == {
-        "by-clients.png",
-        "by-adaped.psi_init.png",
-        "pairs-adaped.png",
-    }
+    assert written(tmp_path, found) == {"by-clients.png", "by-adaped.psi_init.png", "pairs-adaped.png"}
 
 
 def test_nothing_that_varies_has_no_plot(tmp_path: Path):

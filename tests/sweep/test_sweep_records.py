@@ -64,10 +64,7 @@ def test_journals_of_earlier_versions_have_no_counts(tmp_path: Path):
 
 def test_a_folder_that_was_taken_away_is_not_made_anew(tmp_path: Path):
     gone = tmp_path / "gone"
-    for write in (
-        lambda: Journal(gone).append([ONE]),
-        lambda: write_best(gone / "best", "local", {}),
-    ):
+    for write in (lambda: Journal(gone).append([ONE]), lambda: write_best(gone / "best", "local", {})):
         with pytest.raises(UnwritableError, match="No such file or directory"):
             write()
     assert not gone.exists()
