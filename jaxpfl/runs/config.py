@@ -39,7 +39,7 @@ from jaxpfl.core.settings import (
 from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
-from jaxpfl.data.sources.base import one_line
+from jaxpfl.data.sources.base import data_directory, data_folder, one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
@@ -64,8 +64,9 @@ TEST_USERS = "test"
 class _Source:
     data: str = setting("digits")
     """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
-    leaf:, libsvm:, npz:, csv:, text: or tfds: followed by a folder, file (relative to --data-dir, or absolute) or name;
-    or federation: followed by a folder that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
+    leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
+    present folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
+    that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
     target: str | None = setting(None)
@@ -167,6 +168,11 @@ def resolve(config: RunConfig) -> RunConfig:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
     metrics.parse_metrics(config.metrics)
+    folder = data_folder(config.data, config.data_dir)
+    if (
+        config.data_dir or folder != data_directory()
+    ):  # stored in full, so that a run finds its file from another folder
+        config = dataclasses.replace(config, data_dir=str(folder.absolute()))
     if data_sets.is_stored(config.data):
         config = data_sets.adopt_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION

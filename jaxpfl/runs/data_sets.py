@@ -16,6 +16,7 @@ from jaxpfl import data
 from jaxpfl.core.settings import is_default, part_of
 from jaxpfl.data import Source, Split
 from jaxpfl.data.partition.registry import options_of
+from jaxpfl.data.sources.base import data_folder
 from jaxpfl.data.stored import Stored, check_new
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, writing
@@ -122,7 +123,7 @@ def _folder(name: str, data_dir: str | None) -> Path:
     argument = name.removeprefix(PREFIX)
     if not argument:
         raise JaxpflError(f"data = {name!r} needs a folder: {PREFIX}FOLDER")
-    return data.data_directory(data_dir) / Path(argument).expanduser()
+    return data_folder(name, data_dir) / Path(argument).expanduser()
 
 
 def _manifest(name: str, data_dir: str | None) -> dict[str, Any]:

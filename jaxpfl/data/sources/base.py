@@ -15,6 +15,8 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
+_PATHS = ("csv", "federation", "idx", "leaf", "libsvm", "npz", "text")
+"""Prefixes of the names of data sets that are followed by a path."""
 _ENTRIES = 2**20
 """Number of entries that are processed together."""
 
@@ -87,6 +89,23 @@ def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
 def data_directory(data_dir: str | None = None) -> Path:
     """Return the folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
+
+
+def data_folder(name: str, data_dir: str | None = None) -> Path:
+    """Return the folder to which the path in a data set's name is relative.
+
+    For ``csv:PATH``, ``npz:PATH`` and the like, this is the first of three folders in which the path exists: the given
+    folder, the present folder, and the folder of the data sets. A warning says so if the last two have it.
+    """
+    prefix, _, argument = name.partition(":")
+    path, usual = Path(argument).expanduser(), data_directory()
+    if prefix not in _PATHS or not argument or path.is_absolute():
+        return data_directory(data_dir)
+    folders = [*([Path(data_dir).expanduser()] if data_dir else []), Path(), usual]
+    found = next((folder for folder in folders if os.path.exists(folder / path)), data_directory(data_dir))
+    if found == Path() and os.path.exists(usual / path) and not os.path.samefile(usual / path, path):
+        warn(f"{name} is read from the present folder, not {usual / path}: to read that, use --data-dir {usual}")
+    return Path() if found.absolute() == Path.cwd() else found
 
 
 def where_to_put_it() -> str:

@@ -109,6 +109,12 @@ class TableColumns(NamedTuple):
         """Names of the features, [d]."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
+    @property
+    def words(self) -> str:
+        """The columns in words, for display."""
+        texts = [f" ({len(own.levels)} texts)" if own.kind == "categorical" else "" for own in self.columns]
+        return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
+
     def apply(self, table: Table | pandas.DataFrame) -> np.ndarray:
         """Return the features of a table's rows, which are not scaled, float64 [N, d].
 

@@ -107,7 +107,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
             raise JaxpflError(f"{path}: column {shown(options.client)} names only one client, {alone}")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)
-    description = f"{len(y)} rows of {path}, {x.shape[1]} features"
+    description = f"{len(y)} rows of {path}, {x.shape[1]} features: {printable(features.words, 300)}"
     source = Source(name, narrowed(x), y, None, None, labels.number, description, users, user_names=user_names)
     named = np.array(features.feature_names)
     return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features)
