@@ -74,9 +74,19 @@ class _Source:
     client: str | None = setting(None)
     """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
-    """Treatment of rows in a table csv:FILE that lack a value: refuse the table, or drop the rows with a warning."""
+    """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
+    by the median, or the most frequent text, of all clients' training rows; or impute-client by those of the client's
+    own training rows. Imputed columns have another feature that indicates missing values."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
+    date: str | None = setting(None)
+    """Columns of dates in a table csv:FILE, separated by commas; each becomes a number of days."""
+    split_date: str | None = setting(None)
+    """First day of the test rows in a table csv:FILE, such as 2025-01-31, by the first column of --date; training rows
+    are those before it, and validation rows each client's last training rows."""
+    person: str | None = setting(None)
+    """Column of a table csv:FILE that names each row's person; a client's rows of one person are never in different
+    splits."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
@@ -195,6 +205,13 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
+    if config.split_date is not None and config.pool_test:
+        raise JaxpflError(f"split_date = {config.split_date} makes a test set: leave out pool_test")
+    if config.person is not None and config.privacy.on and config.privacy.unit == "example":
+        raise JaxpflError(
+            f"person = {config.person}: privacy.unit = example protects single rows, not all rows of a person: leave "
+            "out person, or protect whole clients with privacy.unit = user"
+        )
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()

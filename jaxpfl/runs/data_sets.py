@@ -132,7 +132,7 @@ def _manifest(name: str, data_dir: str | None) -> dict[str, Any]:
 
 FIELDS = (
     *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
-    "tokens",
+    *("tokens", "date", "split_date", "person"),
 )
 """Fields of a config that select the data set."""
 
@@ -152,10 +152,14 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
       JaxpflError: as in `data.load`.
     """
     task = config.task if isinstance(config.task, str) else None
-    ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
-    table = data.TableOptions(
-        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding
+    ignored, dates = (
+        tuple(name.strip() for name in (names or "").split(",") if name.strip())
+        for names in (config.ignore, config.date)
     )
+    table = data.TableOptions(
+        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding,
+        dates, config.split_date, config.person,
+    )  # fmt: skip
     return data.load(
         config.data,
         config.data_dir,

@@ -1,6 +1,7 @@
 """A table of one's own, end to end as a new user runs it."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,34 @@ def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tm
     other = jaxpfl(capsys, *run, "--validation-share", "0.2", "--resume", "--loss", "huber")
     assert other.status == 2
     assert "loss: None -> huber" in other.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["impute", "impute-client"])
+def test_a_table_with_gaps_is_trained_and_stored(capsys, houses, tmp_path, missing, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("houses.csv")
+    lines = file.read_text().splitlines()
+    file.write_text(
+        "\n".join(re.sub(r",[^,]*", ",", line, count=1) if i % 5 == 1 else line for i, line in enumerate(lines))
+    )
+    flags = [*houses, "--task", "regression", "--missing", missing]
+    assert jaxpfl(capsys, "data", "convert", *flags, "--unseen-clients", "1", "--output", "made").status == 0
+    plan = ["--unseen-clients", "1", "--cohort", "2", "--plan.devices", "1", "--plan.runs", "map", "--json"]
+    own = jaxpfl(capsys, "run", "fedavg", *flags, *RUN, *plan, "--output", "one")
+    assert own.status == 0, own.err
+    disk = ["--data", "federation:made", "--data-dir", ".", "--plan.clients-in", "disk", "--output", "two"]
+    made = jaxpfl(capsys, "run", "fedavg", "--task", "regression", *disk, *RUN, *plan)
+    assert made.status == 0, made.err
+    found, wanted = (
+        {name: value for name, value in result.json["methods"]["fedavg"].items() if not name.endswith("seconds")}
+        for result in (made, own)
+    )
+    assert found == wanted
+    private = ["--privacy.epsilon", "8", "--privacy.delta", "1e-3", "--output", "private"]
+    refused = jaxpfl(capsys, "run", "fedavg", *flags, *RUN, "--strict", *private)
+    assert refused.status == 2
+    assert "the means and deviations and the values that replace missing ones of all training" in refused.err
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ class Source(NamedTuple):
       feature_names: [d] names of the features, or None if unknown.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.
+      persons: [N] int32, the person of each training example, or None. A client's examples of one person are never in
+        different splits.
       columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
@@ -67,6 +69,7 @@ class Source(NamedTuple):
     ordered: bool = False
     class_names: np.ndarray | None = None
     feature_names: np.ndarray | None = None
+    persons: np.ndarray | None = None
     columns: TableColumns | None = None
 
 
