@@ -106,7 +106,7 @@ def data_folder(name: str, data_dir: str | None = None) -> Path:
         return data_directory(data_dir)
     folders = [*([Path(data_dir).expanduser()] if data_dir else []), Path(), usual]
     found = next((folder for folder in folders if os.path.exists(folder / path)), data_directory(data_dir))
-    if found == Path() and os.path.exists(usual / path) and not os.path.samefile(usual / path, path):
+    if not data_dir and found == Path() and os.path.exists(usual / path) and not os.path.samefile(usual / path, path):
         warn(f"{name} is read from the present folder, not {usual / path}: to read that, use --data-dir {usual}")
     return Path() if found.absolute() == Path.cwd() else found
 

@@ -65,6 +65,8 @@ class Column(NamedTuple):
 
     def apply(self, table: Table) -> np.ndarray:
         """Return the features of a table's rows, float64 [N, d], as `TableColumns.apply` does."""
+        import pandas
+
         name = table.find(self.name)
         cells = table.cells[name]
         lacking = table.missing_in(name)
@@ -73,7 +75,7 @@ class Column(NamedTuple):
             raise JaxpflError(f"{table.path} line {line}: no value in column {shown(name)}: fill it in")
         if self.kind == "categorical":
             check_fits(table.path, 8 * len(self.levels) * len(cells))
-            places = self.places(cells.mask(lacking, self.fill))
+            places = pandas.Index(self.levels, dtype=object).get_indexer(cells.mask(lacking, self.fill).astype(object))
             if (places < 0).any():
                 row = int(places.argmin())
                 known = printable(", ".join(self.levels), 200)
@@ -97,12 +99,6 @@ class Column(NamedTuple):
         if wrong.any():
             raise _no_date(table, name, int(wrong.argmax()))
         return days
-
-    def places(self, cells: Any) -> np.ndarray:
-        """Return the place of each text among the levels, or -1 if it is not a level."""
-        import pandas
-
-        return pandas.Index(self.levels, dtype=object).get_indexer(pandas.Index(cells, dtype=object))
 
 
 class TableColumns(NamedTuple):
