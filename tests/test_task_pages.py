@@ -37,13 +37,15 @@ def quicken(code: str) -> str:
 def run_block(kind: str, code: str, folder: Path) -> None:
     """Run a block of a page in this process, which compiles a program once for all blocks.
 
-    A block of TOML is a file that its first line names; a loop of the shell runs in one.
+    A block of TOML is a file that its first line names, as a block of Python may be; a loop of the shell runs in one.
     """
+    first = code.partition("\n")[0].removeprefix("# ")
     if kind == "toml":
-        (folder / code.partition("\n")[0].removeprefix("# ")).write_text(code)
+        (folder / first).write_text(code)
     elif kind == "python":
-        (folder / "block.py").write_text(code)
-        runpy.run_path(str(folder / "block.py"), run_name="__main__")
+        file = folder / (first if first.endswith(".py") else "block.py")
+        file.write_text(code)
+        runpy.run_path(str(file), run_name="__main__")
     elif all(line.startswith("jaxpfl ") for line in code.splitlines()):
         for line in code.splitlines():
             main(shlex.split(line)[1:])

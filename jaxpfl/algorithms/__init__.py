@@ -6,7 +6,7 @@ from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradie
 from jaxpfl.algorithms.parts.optimizers import Optimizer
 from jaxpfl.algorithms.parts.servers import trained_part, with_server_optimizer
 from jaxpfl.algorithms.parts.split_models import head_and_body
-from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get
+from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get, is_name, names_of
 
 __all__ = [
     "FEDERATED",
@@ -23,7 +23,9 @@ __all__ = [
     "gradients",
     "head_and_body",
     "hyper",
+    "is_name",
     "map_personalization",
+    "names_of",
     "run_steps",
     "sgd",
     "train",

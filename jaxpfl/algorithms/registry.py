@@ -6,8 +6,10 @@ Reference: Divi et al. 2021, Table 1.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adamix import adamix
@@ -50,7 +52,8 @@ from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.algorithms.quped import QuPeDHyper, quped
 from jaxpfl.algorithms.scaffold import ScaffoldHyper, scaffold
 from jaxpfl.core.protocol import Algorithm
-from jaxpfl.support.errors import unknown_name
+from jaxpfl.support import own_code
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Method(NamedTuple):
@@ -76,6 +79,7 @@ class Method(NamedTuple):
         or `train`, which update the statistics, and combines models only by means.
       keeps_statistics: whether running statistics stay with the clients.
       weighs: whether ``LocalWork.weighting`` sets the clients' weights in the mean.
+      source: file of the user that defines the method, ``FILE.py:NAME``; empty for other methods.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Method(NamedTuple):
     statistics: bool = False
     keeps_statistics: bool = False
     weighs: bool = True
+    source: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -150,12 +155,44 @@ FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if n
 """Names of the federated methods, which are all methods except the methods on pooled data."""
 
 
+_own: dict[str, Method] = {}
+"""Methods of the user's files that a command runs, by name."""
+
+
 def get(name: str) -> Method:
-    """Look up a method by name.
+    """Look up a method by name, or load it from a file, ``FILE.py:NAME``.
 
     Raises:
-      JaxpflError: if the name is unknown; the error suggests the most similar name.
+      JaxpflError: if the name is unknown (the error suggests the most similar name), or if the file or its method
+        cannot be used.
     """
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    return METHODS[name]
+    if not own_code.is_reference(name):
+        known = {**_own, **METHODS}
+        if name not in known:
+            raise unknown_name("method", name, known)
+        return known[name]
+    method: Method = own_code.load(name, lambda value: isinstance(value, Method), "Method")
+    if not is_name(method.name):
+        raise JaxpflError(f"{name}: a Method's name consists of letters, digits, - and _, got {method.name!r}")
+    if method.name in METHODS:
+        raise JaxpflError(f"{name}: {method.name!r} is the name of a registered method: give this one another name")
+    fields = dataclasses.fields(method.hyper) if dataclasses.is_dataclass(method.hyper) else [None]
+    if any(field is None or "is_rate" not in field.metadata for field in fields):
+        raise JaxpflError(f"{name}: hyper must be a dataclass, with each field declared by jaxpfl.hyper")
+    return method._replace(source=name)
+
+
+def names_of(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of methods that are given by name or by file; `get` then knows the names of the files' methods.
+
+    Raises:
+      JaxpflError: if a method of a file cannot be used.
+    """
+    own = {text: get(text) for text in texts if own_code.is_reference(text)}
+    _own.update({method.name: method for method in own.values()})
+    return tuple(own[text].name if text in own else text for text in texts)
+
+
+def is_name(name: object) -> bool:
+    """Return whether a value can be a method's name, which is part of file names and of flags."""
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", name) is not None

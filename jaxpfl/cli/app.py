@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from jaxpfl.cli import parsing, training
 from jaxpfl.cli.output import QUIET
 from jaxpfl.runs import compile_cache
-from jaxpfl.support import signals
+from jaxpfl.support import own_code, signals
 from jaxpfl.support.console import settle
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 
@@ -80,6 +80,7 @@ def command_table() -> dict[str, Callable[..., None]]:
 def run(args: list[str]) -> None:
     """Run one command. An error caused by the user is printed on one line, and the exit status is then 2."""
     settle()
+    own_code.refresh()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if QUIET in args else "always", JaxpflWarning)

@@ -166,9 +166,12 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
 
 def describe(args: Sequence[str]) -> str:
     """Describe the methods named in the arguments of a command; if none is named, list all methods."""
-    from jaxpfl.algorithms import METHODS
+    from jaxpfl.algorithms import METHODS, get
+    from jaxpfl.support.own_code import is_reference
 
-    named = [METHODS[name] for name in args if name in METHODS]
+    settings = {"--model", "--task", "--loss"}  # their values may be in files too
+    places = [name for before, name in zip(["", *args], args, strict=False) if before not in settings]
+    named = [get(name) for name in places if name in METHODS or is_reference(name)]
     if named:
         return "\n\n".join(map(_one, named))
     rows = [(method.name, _summary_of(method)) for method in METHODS.values()]
@@ -182,7 +185,7 @@ def _one(method: Method) -> str:
         texts |= dict.fromkeys(param.arg_name.split(", "), " ".join((param.description or "").split()))
     values = {field.name: f"{getattr(method.hyper, field.name):g}" for field in dataclasses.fields(method.hyper)}
     values |= {name: str(value) for name, value in method.options.items()}
-    rows = [(f"{name}={value}", _plain(texts[name])) for name, value in values.items()]
+    rows = [(f"{name}={value}", _plain(texts.get(name, ""))) for name, value in values.items()]
     heading = filled(f"{method.name}: {_summary_of(method)}")
     return "\n".join([*heading, "", f"settings of {method.name}, --set {method.name}.name=value", *table(rows)])
 

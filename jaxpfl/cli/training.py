@@ -139,6 +139,7 @@ def named_file(args: list[str]) -> str | None:
 def _experiment(
     command: str, methods: tuple[str, ...], settings: RunConfig, session: Session, file: ConfigFile
 ) -> None:
+    from jaxpfl import algorithms
     from jaxpfl.runs import export, run_folder
     from jaxpfl.runs.control import Interrupted
     from jaxpfl.runs.run import open_folder, run_methods
@@ -150,6 +151,7 @@ def _experiment(
 
     with ExitStack() as stack:
         session.check_force(session.output, resume=session.resume)
+        methods = algorithms.names_of(methods)
         _start(settings, session)
         writes = processes.is_first()
         out, err, status = Console(quiet=not writes), session.notes(writes=writes), 0
@@ -294,7 +296,7 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
     whole, unseen = None if is_stored(config.data) else source, None
     if config.unseen_clients == TEST_USERS:
         whole, unseen = data.seen(source), clients_of(config, source, federation)[1]
-    task = config.task if isinstance(config.task, str) else source.task
+    task = config.named_task or source.task
     summary = data.summary(federation, source.num_classes, whole, clusters, task)
     if plot is not None:
         with signed(_DESCRIBE):
@@ -303,8 +305,6 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
     if unseen is not None:
         counts = {s: len(getattr(unseen, s).examples.y) for s in ("train", "validation", "test")}
         description["unseen"] = {"clients": unseen.num_clients, "examples": counts}
-    if source.columns is not None:
-        description["source"] = source.description
     if source.class_names is not None:
         description["class_names"] = source.class_names.tolist()
     print(json.dumps(description) if as_json else data.format_description(description))

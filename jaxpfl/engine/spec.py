@@ -8,9 +8,12 @@ keywords, `jaxpfl.runs.config.RunConfig` includes the fields of `Settings`, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral
+from types import FunctionType
 from typing import Any
+
+from flax import linen as nn
 
 from jaxpfl import algorithms
 from jaxpfl.algorithms import Method, Optimizer
@@ -41,13 +44,19 @@ from jaxpfl.models import Model, Task, metrics
 from jaxpfl.models.base import module_adapter
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support import own_code
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads import robust
 from jaxpfl.uploads.compression import Compressor
 
-_MODEL = Kind(
-    "a registered name, a flax.linen, flax.nnx or equinox module (an instance) or a Model",
-    lambda value: isinstance(value, str | Model) or module_adapter(value) is not None,
+MODEL = Kind(
+    "a registered name, a flax.linen, flax.nnx or equinox module (an instance), a Model, or a function "
+    "(num_outputs, input_shape) that returns one",
+    lambda value: (
+        isinstance(value, str | Model | FunctionType)
+        or module_adapter(value) is not None
+        or (isinstance(value, type) and issubclass(value, nn.Module))
+    ),
 )
 _OPTIMIZER = Kind(
     "a name, or a function of the learning rate (optax.adam, not optax.adam(0.1))",
@@ -67,15 +76,20 @@ _SCHEDULE = Kind("a name or a function of the round", lambda value: isinstance(v
 _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
+OWN = ("model", "task", "loss")
+"""Settings that may name an object in a file of the user's, ``FILE.py:NAME``."""
+
+
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of a run that can be written as text, in flags and config files."""
 
-    model: Any = setting("mlp", kind=_MODEL, text=str)
-    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.
+    model: Any = setting("mlp", kind=MODEL, text=str)
+    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others; or FILE.py:NAME, a model of your own.
 
-    Also a flax.linen, flax.nnx or equinox module, or any Model(init, apply). An nnx or equinox module has the same
+    Also a flax.linen, flax.nnx or equinox module, any Model(init, apply), a flax.linen class without required
+    arguments, or a function (num_outputs, input_shape) that returns one of these. An nnx or equinox module has the same
     initial parameters for every seed; `from_nnx` and `from_equinox` make models that draw them for each seed.
     """
     task: str | Task | None = setting(
@@ -86,7 +100,7 @@ class Settings:
     )
     """Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit, labels
     0 and 1), ranking (like binary, but scored by the area under the ROC curve) or multilabel (several labels 0 or 1 for
-    each example).
+    each example); or FILE.py:NAME, a Task of your own.
 
     Also a Task of your own, with its model, loss and metrics.
     """
@@ -94,7 +108,7 @@ class Settings:
         None, unless_given="the task's own unless given", kind=_LOSS, text=str | None
     )
     """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (the model predicts the
-    logarithm of a rate).
+    logarithm of a rate). For any task, FILE.py:NAME, a function of your own.
 
     Also a function of predictions and labels that returns one value for each example, for any task.
     """
@@ -281,6 +295,11 @@ class RunSpec(Settings):
             resolved["seeds"] = range(int(self.seeds))
         elif not isinstance(self.seeds, range):  # a range stays a range, because it may have billions of seeds
             resolved["seeds"] = tuple(map(int, self.seeds))
+        resolved |= {
+            one.name: own_code.load(value, one.metadata["kind"].holds, one.name)
+            for one in fields(self)
+            if one.name in OWN and own_code.is_reference(value := getattr(self, one.name))
+        }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         _ = self.availability

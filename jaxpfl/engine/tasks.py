@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import FunctionType
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpfl import models
+from jaxpfl.core.settings import check_kind
 from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, digit_loss
 from jaxpfl.engine import compiled
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import MODEL, RunSpec
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, rewriting
 from jaxpfl.models import metrics as task_metrics
 from jaxpfl.models.base import (
@@ -82,6 +84,12 @@ def make_task(
       JaxpflError: if the model cannot read the inputs, for example tokens outside its vocabulary.
     """
     shape = federation.input_shape
+    if isinstance(model, FunctionType | type):
+        try:
+            model = model() if isinstance(model, type) else model(num_classes, shape)
+        except TypeError as error:
+            raise JaxpflError(f"model: {error}; give a function (num_outputs, input_shape) that returns it") from error
+        check_kind("the result of the model's function", model, MODEL)
     built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
     dtype = federation.train.examples.x.dtype
     # Floating-point inputs get JAX's default dtype (float64 with x64 enabled); integer tokens keep their dtype.

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxpfl import algorithms
+from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.core import choices
@@ -39,16 +40,16 @@ from jaxpfl.core.settings import (
 from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
-from jaxpfl.data.sources.base import data_directory, data_folder, one_line
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec import RunSpec, Settings
+from jaxpfl.engine.spec import OWN, RunSpec, Settings
 from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs import data_sets
+from jaxpfl.runs import data_sets, stored_code
 from jaxpfl.runs.data_sets import is_table, preset
 from jaxpfl.runs.names_elsewhere import unknown_setting
-from jaxpfl.support import files
+from jaxpfl.support import files, own_code
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.uploads import compression
 
@@ -64,9 +65,8 @@ TEST_USERS = "test"
 class _Source:
     data: str = setting("digits")
     """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
-    leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
-    present folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
-    that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
+    leaf:, libsvm:, npz:, csv:, text: or tfds: followed by a folder, file (relative to --data-dir, or absolute) or name;
+    or federation: followed by a folder that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
     target: str | None = setting(None)
@@ -74,19 +74,9 @@ class _Source:
     client: str | None = setting(None)
     """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
-    """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
-    by the median, or the most frequent text, of all clients' training rows; or impute-client by those of the client's
-    own training rows. Imputed columns have another feature that indicates missing values."""
+    """Treatment of rows in a table csv:FILE that lack a value: refuse the table, or drop the rows with a warning."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
-    date: str | None = setting(None)
-    """Columns of dates in a table csv:FILE, separated by commas; each becomes a number of days."""
-    split_date: str | None = setting(None)
-    """First day of the test rows in a table csv:FILE, such as 2025-01-31, by the first column of --date; training rows
-    are those before it, and validation rows each client's last training rows."""
-    person: str | None = setting(None)
-    """Column of a table csv:FILE that names each row's person; a client's rows of one person are never in different
-    splits."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
@@ -117,6 +107,11 @@ class DataConfig(Split, _Source):
     """Clients in addition to --clients that do not take part in training: after the last round, they adapt and are
     scored. With test, these are the users of the official test set that have no training examples (LEAF's split by
     user), and the other users train on all their examples."""
+
+    @property
+    def named_task(self) -> str | None:
+        """Name of a registered task; None for the default task, and for a task of the user's own."""
+        return self.task if isinstance(self.task, str) and not own_code.is_reference(self.task) else None
 
     @property
     def clients_apart(self) -> int:
@@ -174,18 +169,13 @@ def resolve(config: RunConfig) -> RunConfig:
       JaxpflError: if the task is unknown, a count is below one, a share is outside [0, 1), or the cohort is larger
         than the number of clients.
     """
-    if isinstance(config.task, str) and config.task not in TASKS:
-        raise unknown_name("task", config.task, TASKS)
+    if config.named_task is not None and config.named_task not in TASKS:
+        raise unknown_name("task", config.named_task, TASKS)
     _check_text(config)
     metrics.parse_metrics(config.metrics)
-    folder = data_folder(config.data, config.data_dir)
-    if (
-        config.data_dir or folder != data_directory()
-    ):  # stored in full, so that a run finds its file from another folder
-        config = dataclasses.replace(config, data_dir=str(folder.absolute()))
     if data_sets.is_stored(config.data):
         config = data_sets.adopt_split(config)
-    classless = isinstance(config.task, str) and config.task != CLASSIFICATION
+    classless = config.named_task not in (None, CLASSIFICATION)
     partition = config.partition
     by_classes = classless and preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
     if partition is None and config.client is None and (is_table(config) or by_classes):
@@ -205,13 +195,6 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
-    if config.split_date is not None and config.pool_test:
-        raise JaxpflError(f"split_date = {config.split_date} makes a test set: leave out pool_test")
-    if config.person is not None and config.privacy.on and config.privacy.unit == "example":
-        raise JaxpflError(
-            f"person = {config.person}: privacy.unit = example protects single rows, not all rows of a person: leave "
-            "out person, or protect whole clients with privacy.unit = user"
-        )
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()
@@ -250,12 +233,14 @@ def _check_text(config: RunConfig) -> None:
             raise JaxpflError(f"{one.name} must be text in a run that is stored, got {shown(value)}: use jaxpfl.fit")
 
 
-def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
+def spec_for(
+    config: RunConfig, name: str | Method, methods: tuple[str, ...], *, num_classes: int | None = None
+) -> RunSpec:
     """Return the run specification of one method, with the entries of ``--set`` parsed.
 
     Args:
       config: resolved config.
-      name: name of the method.
+      name: name of the method, or the method.
       methods: names of all methods of the run.
       num_classes: number of classes of the data set.
 
@@ -263,7 +248,8 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
       JaxpflError: if ``--set`` names a hyper-parameter or option that the method does not have, or gives it a value of
         the wrong type.
     """
-    method = algorithms.get(name)
+    method = algorithms.get(name) if isinstance(name, str) else name
+    name = method.name
     hyper: dict[str, float | str] = {}
     options: dict[str, Any] = {}
     names = [field.name for field in dataclasses.fields(method.hyper)]
@@ -316,8 +302,10 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
-    """Return the config as a dict of JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    """Return the config as a dict of JSON values; files of the user are named without their folders."""
+    own = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
+    own = {name: own_code.moved(reference) for name, reference in own.items()}
+    return json.loads(json.dumps(dataclasses.asdict(config) | own))
 
 
 def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
@@ -389,7 +377,7 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
 _MEMORY = 50  # memory needed to parse a text, in multiples of its length
 _MOST_PARTS = 100_000
 
-_OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "orders", "versions")
+_OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "orders", "versions", "code")
 """Entries of ``config.json`` in a run folder. The entries other than ``config`` identify the run."""
 
 
@@ -418,7 +406,7 @@ def read(path: str | Path) -> ConfigFile:
     """
     values = read_file(path)
     hyper: dict[str, Any] = {}
-    checksum = None
+    checksum = code = None
     if {"config", "methods"} <= values.keys():  # a run folder's config.json, where the config is one entry
         for name in values:
             if name not in _OF_A_RUN:
@@ -428,12 +416,17 @@ def read(path: str | Path) -> ConfigFile:
             raise JaxpflError(f"hyper in {path} must be a table of tables, got {shown(hyper)}")
         if not isinstance(values["config"], dict):
             raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
+        code = values.get("code")
         values = values["config"] | {"methods": values["methods"]}
     methods = values.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
     known = checksum if isinstance(checksum, int) else None
-    return ConfigFile(from_mapping(values, str(path)), tuple(methods), hyper, known)
+    config = from_mapping(values, str(path))
+    if code is not None:
+        folder = Path(path).parent
+        methods, config = stored_code.methods_in(folder, methods, code), stored_code.located(config, folder)
+    return ConfigFile(config, tuple(methods), hyper, known)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ A run folder contains:
 - ``methods/``: two files for each finished method;
 - ``checkpoints/``, ``clients.npz`` (per-client scores) and ``plots/``;
 - ``graph.csv``, the clients' neighbours, if a method needs a graph of the clients;
+- ``code/``, copies of the user's files that the settings name;
 - ``clients/``, if the clients' states are kept on disk;
 - ``profile/``, ``tensorboard/`` and ``wandb/``, on request;
 - ``summary.json``, written last: a run without it is incomplete.
@@ -31,7 +32,7 @@ import numpy as np
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
 from jaxpfl.engine.evaluate import mean_over_clients, milestones
-from jaxpfl.runs import results, run_folder
+from jaxpfl.runs import results, run_folder, stored_code
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
 from jaxpfl.runs.control import Ahead, CompileClock, Interrupt, Interrupted, Pace, Patience
@@ -78,10 +79,12 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         read_record(stored)  # raises if config.json is another program's: then nothing may be deleted
         run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
     allowed = []
-    methods = experiment.methods
+    methods, config = experiment.methods, experiment.config
+    texts, sources = stored_code.texts_of(config, methods), stored_code.sources_of(methods)
     new = {
         "methods": list(methods),
-        "config": to_json(experiment.config),
+        "config": to_json(config),
+        **({"code": sources} if texts else {}),
         **experiment.fingerprint(),
         "versions": {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()},
     }
@@ -95,16 +98,18 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         if not has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data have changed")
         semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
+        semantic += stored_code.changes(folder, texts)
+        semantic += [f"{name} was {one}" for name, one in old.get("code", {}).items() if sources.get(name) != one]
         if old.get("graph") not in (None, new["graph"]):
             semantic.append("the graph of the clients has changed")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
-        if experiment.config.privacy.noise_seed == "secret":
+        if config.privacy.noise_seed == "secret":
             semantic += [
                 f"{name}: {_refusal(done['rounds'])}"
                 for name in old["methods"]
-                if (done := results.finished(folder, name)) and done["rounds"] != experiment.config.rounds
+                if (done := results.finished(folder, name)) and done["rounds"] != config.rounds
             ]
         if semantic:
             raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
@@ -117,6 +122,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        stored_code.write(folder, texts)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:

@@ -95,7 +95,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 GRAPH = "graph.csv"
 """File name of the graph of the clients in a run folder."""
-_FOLDERS = ("methods", "checkpoints", "clients", "profile", "tensorboard", "wandb")
+_FOLDERS = ("methods", "checkpoints", "clients", "code", "profile", "tensorboard", "wandb")
 RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
 """Names of files and folders in a run folder, in addition to ``config.json`` and `SHARED`."""
 

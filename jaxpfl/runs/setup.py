@@ -12,12 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import __version__, data
+from jaxpfl.algorithms import Method
 from jaxpfl.core.settings import part_of
 from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Federation, Names
@@ -45,7 +47,10 @@ from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown, warn
 
-_NOT_PRIVATE = "of all training examples are in every client's inputs, and the privacy claim does not cover them"
+_NOT_PRIVATE = (
+    "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
+    "cover them"
+)
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
 """Name of the noise multiplier among a private method's hyper-parameters."""
 NOISE = 2
@@ -69,8 +74,7 @@ class Experiment(NamedTuple):
       graph: graph of the clients; None if no method needs it.
       scaling: scaling of all inputs; None if they are not standardised.
       class_names: names of the classes, as `Source.class_names`.
-      columns: columns of the table from which the features come, as `Source.columns`, with the values that replace
-        missing ones.
+      columns: columns of the table from which the features come, as `Source.columns`.
       caveats: limitations of the experiment's privacy claims.
     """
 
@@ -150,18 +154,20 @@ def prepare(
     origin: Origin | None = None,
     given: tuple[data.Source, Federation] | None = None,
     among: tuple[str, ...] | None = None,
+    own: Mapping[str, Method] = MappingProxyType({}),
 ) -> Experiment:
     """Load and split the data, check every name and value, and prepare the methods. Nothing is written.
 
     Args:
       config: resolved config.
-      methods: names of registered methods.
+      methods: names of the methods.
       strict: whether warnings (for example of an unused flag) become errors.
       initial: parameters that ``config.warm_start`` names, by path, as `export.read_parameters` returns them.
       origin: origin of these parameters, as `export.parameters_origin` returns it.
       given: data set and its split, if `load_federation` has already loaded them.
       among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
         unused only if none of them uses it.
+      own: methods by name that are not to be looked up.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
@@ -170,17 +176,16 @@ def prepare(
     # Checks that need no data come first. If the model depends on the data, it is filled in later.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
-    everyone = [spec_for(named, name, among) for name in among]
+    everyone = [spec_for(named, own.get(name, name), among) for name in among]
     check_settings(everyone, newcomers=config.unseen_clients != 0, strict=strict)
     specs = [spec for spec in everyone if spec.method.name in methods]
     if config.clients is not None:
         cohorts_of(specs[0], config.clients)
     source, federation = load_federation(config) if given is None else given
-    federation, unseen, scaling, columns = clients_of(config, source, federation)
+    federation, unseen, scaling = clients_of(config, source, federation)
     if scaling is not None and config.privacy.on:
         cause = "standardize = True" if config.standardize else "a table's features are standardised"
-        imputed = " and the values that replace missing ones" if columns is not None and columns.gaps else ""
-        warn(f"{cause}: the means and deviations{imputed} {_NOT_PRIVATE}", strict=strict)
+        warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
     federation = data.single(federation, strict)
     unseen = None if unseen is None else data.single(unseen, strict)
     if config.task is None and source.task != CLASSIFICATION:
@@ -228,7 +233,7 @@ def prepare(
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
     experiment = Experiment(
-        config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats
+        config, methods, runs, federation, task, start, unseen, graph, scaling, names, source.columns, caveats
     )
     if config.privacy.on or config.compress is not None:
         # Only tracing reveals what a method uploads, and thus whether its uploads can be private or compressed.
@@ -284,37 +289,29 @@ def load_federation(
 
 def clients_of(
     config: RunConfig, source: data.Source, federation: Federation
-) -> tuple[Federation, Federation | None, data.Scaling | None, data.TableColumns | None]:
+) -> tuple[Federation, Federation | None, data.Scaling | None]:
     """Separate the unseen clients from the trained clients, and standardise the inputs if the config asks for it.
-
-    Missing values of a table are replaced by values of the trained clients' training rows.
 
     Args:
       config: resolved config.
       source, federation: data set and its clients, as `load_federation` returns them.
 
     Returns:
-      The trained clients, the unseen clients (None if there are none), the scaling of all inputs (None if they are
-      not standardised), and the columns of the table with the values that replace missing ones.
+      The trained clients, the unseen clients (None if there are none), and the scaling of all inputs (None if they are
+      not standardised).
     """
     unseen = scaling = None
-    columns = source.columns
     if config.unseen_clients == TEST_USERS:
         split = dataclasses.replace(part_of(Split, config), clients=None, standardize=False)
         unseen = data.federate_unseen(source, **vars(split))
     elif config.clients_apart:
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
-    if columns is not None:
-        columns = data.fills_of(federation, columns)
-        columns = columns if unseen is None else data.own_fills(unseen, columns)
-        federation = data.filled(federation, columns)
-        unseen = None if unseen is None else data.filled(unseen, columns)
     if config.standardize or is_table(config):
         data.check_standardizable(source)
         scaling = data.scaling_of(federation)  # unseen clients do not affect the scaling
         federation = data.scaled(federation, scaling)
         unseen = None if unseen is None else data.scaled(unseen, scaling)
-    return federation, unseen, scaling, columns
+    return federation, unseen, scaling
 
 
 def data_checksum(*federations: Federation | None) -> int:

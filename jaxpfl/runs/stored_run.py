@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpfl import algorithms
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.runs import results
+from jaxpfl.runs import results, stored_code
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
 from jaxpfl.runs.run_folder import GRAPH
@@ -67,6 +68,9 @@ class StoredRun(NamedTuple):
         """
         # The initial parameters of a warm start are not needed to restore a checkpoint, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
+        own = {}
+        if (code := self.record.get("code")) is not None:
+            own = {one.name: one for one in map(algorithms.get, stored_code.methods_in(self.folder, [*code], code))}
         # The graph is read from the run folder, because the user's file may have moved or the graph had to be computed.
         if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
@@ -74,7 +78,7 @@ class StoredRun(NamedTuple):
             config = dataclasses.replace(config, data_dir=data_dir)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JaxpflWarning)  # the run has already issued these warnings
-            experiment = prepare(config, tuple(self.methods))
+            experiment = prepare(config, tuple(self.methods), own=own)
         now = experiment.fingerprint()
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
             raise JaxpflError(f"the data have changed since the run in {self.folder}")
@@ -95,7 +99,8 @@ def open_run(folder: Path) -> StoredRun:
     if not path.is_file():
         raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
     record = read_record(path)
-    return StoredRun(folder, record, resolve(from_mapping(record["config"], str(path))), record["methods"])
+    config = stored_code.located(resolve(from_mapping(record["config"], str(path))), folder)
+    return StoredRun(folder, record, config, record["methods"])
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -108,10 +113,11 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     record = files.read_json(path)
     kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
+    kinds |= {"code": dict} if isinstance(record, dict) and "code" in record else {}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
         raise JaxpflError(f"{path} is damaged or not the config of a run")
-    methods = record["methods"]
-    if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
+    methods, known = record["methods"], {*METHODS, *filter(algorithms.is_name, record.get("code") or ())}
+    if not methods or not all(isinstance(name, str) and name in known for name in methods):
         raise JaxpflError(f"{path} is damaged: 'methods' must list known methods, got {methods}")
     return record | {"config": fill_defaults(record["config"], path)}
 

@@ -166,10 +166,10 @@ def cached(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Configs that were prepared before are not prepared again."""
     known: dict[str, Any] = {}
 
-    def call(config: RunConfig, methods: tuple[str, ...]) -> Any:
+    def call(config: RunConfig, methods: tuple[str, ...], **own: Any) -> Any:
         key = repr((config, methods))
         if key not in known:
-            known[key] = prepare(config, methods)
+            known[key] = prepare(config, methods, **own)
         return known[key]
 
     return call

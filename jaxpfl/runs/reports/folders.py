@@ -14,6 +14,7 @@ from jaxpfl.runs import results
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.run_folder import SUMMARY, is_locked
 from jaxpfl.runs.scores import over_clients, stored_headline
+from jaxpfl.runs.stored_code import CODE
 from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.sweep import Sweep
@@ -128,10 +129,12 @@ def _run(path: Path) -> Folder:
 
 
 def _sweep(path: Path) -> Folder:
-    definition = sweeps.read(path)
-    done, total = Sweep(path, definition).progress(Journal(path).read())
+    definition, records = sweeps.read(path), Journal(path).read()
+    # The number of planned runs depends on the methods; methods of the user's files are not run here.
+    own = (path / CODE).is_dir()
+    done, total = (len(records), None) if own else Sweep(path, definition).progress(records)
     whole = (path / SUMMARY).is_file()
-    words = f"{total} runs" if whole else f"{done} of {total} runs"
+    words = f"{done if own else total} runs" if whole or own else f"{done} of {total} runs"
     return Folder(path, SWEEP, COMPLETE if whole else UNFINISHED, definition.methods, definition.config.data, words)
 
 
@@ -190,6 +193,8 @@ def check(path: Path) -> Checked:
     try:
         with expecting(path, f"a {folder.kind}"):
             if folder.kind == SWEEP:  # `look` has read the journal and checked the checksum of each record
+                for one in path.glob(CODE):
+                    files.check_checksums(one)
                 return Checked(folder, [], {"records": len(Journal(path).read())})
             troubles, looked_at = (_check_run if folder.kind == RUN else _check_study)(folder)
     except JaxpflError as error:
@@ -215,7 +220,7 @@ def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
             if lost:
                 troubles.append(f"{path / 'metrics.jsonl'} has lost {lost} {kind}s of {name}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
-    for one in saved:
+    for one in [*saved, *path.glob(CODE)]:
         try:
             files.check_checksums(one)
         except JaxpflError as error:

@@ -16,9 +16,10 @@ from jaxpfl.core import exclusions
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
-from jaxpfl.runs import data_sets
+from jaxpfl.runs import data_sets, stored_code
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
+from jaxpfl.runs.stored_code import CODE
 from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings, concerns, fill_privacy, named
 from jaxpfl.runs.sweep.selection import DATA_FIELDS
 from jaxpfl.similarity.graphs import from_edges
@@ -28,7 +29,7 @@ from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
 FILE = "sweep.json"
 UNFINISHED = "unfinished"
 """Folder with the saved states of groups that were interrupted."""
-PARTS = ("journal", "results.parquet", "best", UNFINISHED)
+PARTS = ("journal", "results.parquet", "best", UNFINISHED, CODE)
 """Names of files and folders in a sweep folder, in addition to `FILE` and `run_folder.SHARED`."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")
@@ -93,7 +94,12 @@ class Definition:
             "grid": self.grid.to_json(),
             "search": dataclasses.asdict(self.search),
             "orders": ORDERS,
+            **({"code": stored_code.sources_of(self.methods)} if self.texts() else {}),
         }
+
+    def texts(self) -> dict[str, bytes]:
+        """Return the contents of the user's files, as `stored_code.texts_of` returns them."""
+        return stored_code.texts_of(self.config, self.methods)
 
 
 def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search | None = None) -> Definition:
@@ -104,6 +110,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     """
     if not methods:
         raise JaxpflError("a sweep needs at least one method")
+    methods = algorithms.names_of(methods)
     for name in methods:
         algorithms.get(name)
         if list(methods).count(name) > 1:
@@ -185,8 +192,8 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
     return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
 
 
-def read(folder: Path) -> Definition:
-    """Read the definition in a sweep folder.
+def read(folder: Path, *, runs_code: bool = False) -> Definition:
+    """Read the definition in a sweep folder; with ``runs_code``, also run its copies of the user's files.
 
     Raises:
       JaxpflError: if the folder has no definition, or the definition is invalid, for example after an edit by hand.
@@ -194,7 +201,7 @@ def read(folder: Path) -> Definition:
     path = folder / FILE
     if not path.exists():
         raise JaxpflError(f"{folder} is not a sweep folder: it has no {FILE}")
-    return stored_definition(files.read_json(path), path)
+    return stored_definition(files.read_json(path), path, runs_code=runs_code)
 
 
 def is_stored(values: Any) -> bool:
@@ -202,12 +209,13 @@ def is_stored(values: Any) -> bool:
     return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
 
 
-def stored_definition(stored: Any, path: Path) -> Definition:
+def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Definition:
     """Make a definition from the content of its file.
 
     Args:
       stored: parsed content of the file.
-      path: path of the file, for messages.
+      path: path of the file.
+      runs_code: whether to run the copies of the user's files. Otherwise, a definition with such files is not checked.
 
     Raises:
       JaxpflError: if the definition is invalid, for example after an edit by hand.
@@ -218,6 +226,11 @@ def stored_definition(stored: Any, path: Path) -> Definition:
         if stored.get("orders") != ORDERS:
             raise JaxpflError(f"{path}: another version drew the examples in a different order; start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
+        if (code := stored.get("code")) is not None:
+            config = stored_code.located(config, path.parent)
+            if not runs_code:
+                return Definition(tuple(methods), config, grid, search)
+            methods = stored_code.methods_in(path.parent, methods, code)
         return define(methods, config, grid, search)
 
 
@@ -236,7 +249,7 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
     if old.search != new.search:
         ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
         semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-    semantic += grid_changes(old.grid, new.grid)
+    semantic += grid_changes(old.grid, new.grid) + stored_code.changes(folder, new.texts())
     if semantic:
         raise JaxpflError(f"--resume would change the sweep in {folder}: {'; '.join(semantic)}")
 

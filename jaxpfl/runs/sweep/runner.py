@@ -7,6 +7,7 @@ run is missing. Only the runner's process appends to the journal.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.engine import use_cpu_cores
-from jaxpfl.runs import compile_cache
+from jaxpfl.runs import compile_cache, stored_code
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep.definition import UNFINISHED
 from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepare_group, run_group
@@ -160,6 +161,7 @@ def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     use_cpu_cores(devices)
     compile_cache.enable()
     sweep, records = _sweep_there(folder), list[Record]()
+    group = dataclasses.replace(group, config=stored_code.located(group.config, sweep.folder))
     run_group(group, sweep.data, records.extend, Reporter(), unfinished=sweep.folder / UNFINISHED / group.name)
     return records
 

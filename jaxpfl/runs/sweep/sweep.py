@@ -17,7 +17,9 @@ from typing import Any, Self
 
 import jax
 
-from jaxpfl import __version__
+from jaxpfl import __version__, algorithms
+from jaxpfl.engine.spec import OWN
+from jaxpfl.runs import stored_code
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
 from jaxpfl.runs.run_folder import SUMMARY, check_place, clear
@@ -67,7 +69,7 @@ class Sweep:
         Raises:
           JaxpflError: if the folder contains no sweep, or the data have changed since the sweep began.
         """
-        sweep = cls(folder, definitions.read(folder))
+        sweep = cls(folder, definitions.read(folder, runs_code=True))
         sweep._check_data(sweep._checksums())
         return sweep
 
@@ -103,6 +105,7 @@ class Sweep:
         if force and (folder / FILE).exists():
             clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
+        stored_code.write(folder, definition.texts())
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices, so Ray's workers must use the same number.
         versions |= {"devices": len(jax.devices())}
@@ -316,8 +319,9 @@ def best_config(
     """
     config = apply_settings(base, settings)
     values = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
+    values |= {name: getattr(config, name) for name in OWN}  # with the folders of files
     values["set"] = [f"{method}.{name}={text}" for name, text in method_settings(config, method, None).items()]
-    return {"methods": [method], **_changed(values, to_json(RunConfig()))}
+    return {"methods": [algorithms.get(method).source or method], **_changed(values, to_json(RunConfig()))}
 
 
 def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""Copies of the user's files in the folders of runs and sweeps, with which results can be continued and exported.
+
+The folder ``code/`` holds the files that the settings name as ``FILE.py:NAME``, the modules beside them that they
+import, and checksums. ``config.json`` and ``sweep.json`` map the names of own methods to their references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from jaxpfl import algorithms
+from jaxpfl.engine.spec import OWN
+from jaxpfl.support import files, own_code
+from jaxpfl.support.errors import JaxpflError, expecting, warn
+
+if TYPE_CHECKING:
+    from jaxpfl.runs.config import RunConfig
+
+C = TypeVar("C", bound="RunConfig")
+CODE = "code"
+"""Name of the folder in a run folder or sweep folder."""
+
+
+def sources_of(methods: Iterable[str]) -> dict[str, str]:
+    """Return the references of the methods that are from the user's files, without the files' folders, by name."""
+    found = {name: algorithms.get(name).source for name in methods}
+    return {name: own_code.moved(source) for name, source in found.items() if source}
+
+
+def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of all files of the user that a run or sweep needs, by path in the folder ``code``.
+
+    Raises:
+      JaxpflError: if two different files have the same name.
+    """
+    named = [algorithms.get(name).source for name in methods] + [str(getattr(config, name)) for name in OWN]
+    found: dict[str, bytes] = {}
+    for path in {own_code.split(reference)[0] for reference in named if own_code.is_reference(reference)}:
+        for name, text in own_code.load_file(path).texts.items():
+            if found.setdefault(name, text) != text:
+                raise JaxpflError(f"two different files are named {name}, and the results keep one: rename one of them")
+    return found
+
+
+def write(folder: Path, texts: Mapping[str, bytes]) -> None:
+    """Write the files into a run folder or sweep folder, in addition to the files that it holds."""
+    for name, text in texts.items():
+        (folder / CODE / name).parent.mkdir(parents=True, exist_ok=True)
+        with files.whole(folder / CODE / name, "wb") as file:
+            file.write(text)
+    if texts:
+        files.write_checksums(folder / CODE)
+
+
+def changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
+    """Return a remark about each file whose stored copy in a run folder or sweep folder differs from the file."""
+    copies = {folder / CODE / name: text for name, text in texts.items()}
+    changed = [copy for copy, text in copies.items() if copy.is_file() and files.contents(copy) != text]
+    return [f"{copy.name} has changed (restore it from {copy}, or start anew)" for copy in changed]
+
+
+def located(config: C, folder: Path) -> C:
+    """Return the config with references to the copies in a run folder or sweep folder; nothing is loaded."""
+    found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
+    return dataclasses.replace(config, **{name: own_code.moved(text, folder / CODE) for name, text in found.items()})
+
+
+def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str]) -> list[str]:
+    """Return the methods, those of the user's files as references to the copies, which are about to be run.
+
+    Args:
+      folder: run folder or sweep folder with the copies.
+      methods: names of the methods.
+      sources: entry ``code`` of the folder's ``config.json`` or ``sweep.json``.
+
+    Raises:
+      JaxpflError: if a copy was changed, or if the entry is not a mapping of names to references.
+    """
+    files.check_checksums(folder / CODE)
+    warn(f"{folder / CODE}, the code of whoever made these results, is run")
+    with expecting(folder, "results with code of the user's own"):
+        return [own_code.moved(sources[name], folder / CODE) if name in sources else name for name in methods]

@@ -1,0 +1,130 @@
+"""Python files of the user, named in settings as ``FILE.py:NAME``.
+
+A file is run once for each command or fit, even if it is edited meanwhile. It can import modules beside it, and what it
+prints goes to standard error. Its text and the texts of these modules are kept, as run folders hold copies of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import traceback
+import types
+import zlib
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError
+
+_REFERENCE = re.compile(r"(.+\.py)(?::(.*))?", re.DOTALL)
+
+
+class OwnFile(NamedTuple):
+    """A file that was run.
+
+    Attributes:
+      module: module with the file's names.
+      texts: contents of the file and of the modules beside it that it imported, by their paths relative to its folder.
+    """
+
+    module: types.ModuleType
+    texts: dict[str, bytes]
+
+
+_files: dict[Path, OwnFile] = {}
+
+
+def is_reference(text: object) -> bool:
+    """Return whether a setting's value names an object in a file, as ``FILE.py:NAME``."""
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+def split(reference: str) -> tuple[Path, str]:
+    """Split a reference into the file and the name; the name is empty if it is missing."""
+    found = _REFERENCE.fullmatch(reference)
+    assert found is not None
+    return Path(found[1]).expanduser(), found[2] or ""
+
+
+def moved(reference: str, folder: Path = Path()) -> str:
+    """Return the reference to the file of the same name in another folder; by default, with the bare file name."""
+    path, name = split(reference)
+    return f"{folder / path.name}:{name}"
+
+
+def load(reference: str, fits: Callable[[Any], bool], what: str) -> Any:
+    """Return the object that a reference names.
+
+    Args:
+      reference: file and name, ``FILE.py:NAME``.
+      fits: predicate that is true for objects of the wanted kind.
+      what: word for an object of this kind, in error messages.
+
+    Raises:
+      JaxpflError: if the file is missing or fails, or if the object is missing or of another kind; the message lists
+        the file's objects of this kind.
+    """
+    path, name = split(reference)
+    module = load_file(path).module
+    names = vars(module)
+    if name in names and fits(names[name]):
+        return names[name]
+    # Imported classes and functions are not listed, but instances of imported classes are.
+    homes = {key: (getattr(value, "__module__", None), type(value).__module__) for key, value in names.items()}
+    own = [key for key, (home, of_type) in homes.items() if home in (module.__name__, of_type) and fits(names[key])]
+    problem = f"{name} is not a {what}" if name in names else f"there is no {name!r}"
+    raise JaxpflError(f"{reference}: {problem} (each {what} in the file: {', '.join(own) or 'none'})")
+
+
+def refresh() -> None:
+    """Forget the files that have changed since they were run, or whose imported modules have."""
+    for path, file in list(_files.items()):
+        places = {path.parent / name: text for name, text in file.texts.items()}
+        if not all(place.is_file() and files.contents(place) == text for place, text in places.items()):
+            del _files[path]
+
+
+def load_file(path: Path) -> OwnFile:
+    """Run a file, unless it was run before (`refresh`).
+
+    Raises:
+      JaxpflError: if the file cannot be read or fails; the message names the line.
+    """
+    whole = path.resolve()
+    if whole in _files:
+        return _files[whole]
+    text, folder, before = files.contents(path), str(whole.parent), {*sys.modules}
+    module = types.ModuleType(f"own_code_{whole.stem}_{zlib.crc32(str(whole).encode()):08x}")
+    module.__file__ = str(whole)
+    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    sys.path.insert(0, folder)
+    cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    importlib.invalidate_caches()
+    try:
+        with redirect_stdout(sys.stderr):
+            exec(compile(text, whole, "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(whole)]
+        where = f"{path} line {lines[-1]}" if lines else path
+        raise JaxpflError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    finally:
+        sys.dont_write_bytecode = cached
+        sys.path.remove(folder)
+        beside = _beside(whole.parent, before)
+        for name in beside:  # so that a file of another folder imports its own module of this name
+            del sys.modules[name]
+    texts = {one.relative_to(folder).as_posix(): files.contents(one) for one in beside.values()}
+    _files[whole] = OwnFile(module, {whole.name: text, **texts})
+    return _files[whole]
+
+
+def _beside(folder: Path, before: set[str]) -> dict[str, Path]:
+    """Return the newly imported modules of a folder and of its packages, and their files."""
+    paths = {name: Path(vars(sys.modules[name]).get("__file__") or "") for name in sys.modules.keys() - before}
+    inside = {name: path.relative_to(folder).parts for name, path in paths.items() if path.is_relative_to(folder)}
+    # An environment inside the folder is not part of it.
+    return {n: paths[n] for n, parts in inside.items() if parts[0].removesuffix(".py") == n.partition(".")[0]}
