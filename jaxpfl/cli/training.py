@@ -305,6 +305,8 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
     if unseen is not None:
         counts = {s: len(getattr(unseen, s).examples.y) for s in ("train", "validation", "test")}
         description["unseen"] = {"clients": unseen.num_clients, "examples": counts}
+    if source.columns is not None:
+        description["source"] = source.description
     if source.class_names is not None:
         description["class_names"] = source.class_names.tolist()
     print(json.dumps(description) if as_json else data.format_description(description))

@@ -17,7 +17,7 @@ from jaxpfl.data.sources.registry import available, load
 from jaxpfl.data.sources.table_columns import Column, TableColumns
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.data.stack import check_batch_size, stack_clients
-from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
+from jaxpfl.data.standardize import Scaling, check_standardizable, filled, fills_of, own_fills, scaled, scaling_of
 from jaxpfl.data.stored import open_federation, open_stored, read_manifest, save_federation
 
 __all__ = [
@@ -40,11 +40,14 @@ __all__ = [
     "draw_planted",
     "federate",
     "federate_unseen",
+    "filled",
+    "fills_of",
     "format_description",
     "load",
     "load_elections",
     "open_federation",
     "open_stored",
+    "own_fills",
     "plan_batches",
     "plot_split",
     "pooled",

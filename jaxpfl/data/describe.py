@@ -159,6 +159,8 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     else:
         kind = "labels {mean:.4g} ± {std:.4g}".format(**described["labels"])
     lines = [f"{described['clients']} clients, {kind}, inputs {_shape_text(described['input_shape'])}"]
+    if "source" in described:
+        lines.append(described["source"])
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if names := described.get("class_names"):

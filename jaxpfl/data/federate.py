@@ -17,7 +17,7 @@ from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
 from jaxpfl.data.sources.base import Source, are_unseen, pooled, unseen
 from jaxpfl.data.stack import Dealt, alike, chosen, nonempty_clients, stack_dealt, warn_of_shared
-from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
+from jaxpfl.data.standardize import check_standardizable, filled, fills_of, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
@@ -96,7 +96,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     two parts have class proportions as equal as the counts allow, except that in an ordered source (`Source.ordered`),
     each user's last examples are held out. The partition "natural" leaves out test users without training examples,
     with a warning; `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are
-    written to temporary files.
+    written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced as in `fills_of`.
 
     Args:
       source: data set to split.
@@ -132,6 +132,10 @@ def federate(source: Source, **settings: Any) -> Federation:
             f"the partition {given.partition!r} deals examples by class, but the labels of {source.name} are "
             f"{'several per example' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
         )
+    if source.persons is not None and given.partition != "natural":
+        raise JaxpflError(
+            f"partition = {given.partition} deals a person's rows to several clients: name client, or no person"
+        )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)
     train, test = dealt.train, dealt.test
@@ -166,6 +170,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         federation = federation._replace(client_names=_names(source, [dealt.train[i] for i in federation.client_ids]))
     if dealt.test is not None:
         warn_of_shared(federation)
+    if source.columns is not None:
+        federation = filled(federation, fills_of(federation, source.columns))
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 
@@ -252,6 +258,9 @@ def _hold_out(
             indices = np.sort(indices)
             users = np.zeros(len(labels), np.int32) if source.users_train is None else source.users_train
             held = hold_out(users[indices], share)
+        elif source.persons is not None:  # whole persons are held out, evenly from the classes of their first examples
+            _, first, person = np.unique(source.persons[indices], return_index=True, return_inverse=True)
+            held = hold_out(of_class[indices[first]], share, split_rng(split_seed, purpose, client))[person]
         else:
             held = hold_out(of_class[indices], share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])

@@ -7,6 +7,7 @@ clients' examples. New clients are scaled with the same mean and deviation, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,9 @@ import numpy as np
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.labels import moments
 from jaxpfl.data.sources.base import Source
+from jaxpfl.data.sources.table_columns import Column, TableColumns
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 class Scaling(NamedTuple):
@@ -61,6 +63,69 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
     return Federation(
         federation.client_ids, *map(scale_split, federation.all_splits), client_names=federation.client_names
     )
+
+
+def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:
+    """Compute the values that replace missing ones from the clients' training rows.
+
+    They are the median of numbers and the most frequent text. Like the scaling, they are not private.
+
+    Raises:
+      JaxpflError: if no training row has a value in one of the columns.
+    """
+    x = federation.train.flat().x
+    if columns.gaps and x.shape[1:] != (len(columns.feature_names),):
+        raise JaxpflError(f"inputs {list(x.shape[1:])} are not the table's features: set Source.columns to None")
+    for column, place in columns.gaps:
+        if x[:, place.stop - 1].all():
+            lacks = f"column {shown(column.name)} has no value in any training row"
+            raise JaxpflError(f"{lacks}: leave it out with --ignore {column.name}")
+    return own_fills(federation, columns.filled([_fill(column, x[:, place]) for column, place in columns.gaps]))
+
+
+def own_fills(federation: Federation, columns: TableColumns) -> TableColumns:
+    """Add values from each client's own training rows, if ``columns.per_client``.
+
+    A client without a value in a column has the value of `fills_of` for all clients.
+    """
+    if not columns.per_client:
+        return columns
+    fills = dict(columns.client_fills or {})
+    for client, rows in _rows(federation, federation.train.examples.x, federation.train):
+        fills[client] = tuple(_fill(column, rows[:, place]) for column, place in columns.gaps)
+    return columns._replace(client_fills=fills)
+
+
+def filled(federation: Federation, columns: TableColumns) -> Federation:
+    """Return the federation with the record's values in place of missing ones, which the indicators mark."""
+
+    def fill_split(split: ClientData) -> ClientData:
+        x = np.asarray(split.examples.x)
+        made = host_memory.converted(x, x.dtype, lambda part: part)
+        for client, rows in _rows(federation, made, split):
+            for column, place in columns.of_client(client).gaps:
+                rows[rows[:, place.stop - 1] == 1, place.start : place.stop - 1] = column.fill_features
+        return split.with_examples(x=made)
+
+    if not columns.gaps:
+        return federation
+    train, validation, test = map(fill_split, federation.all_splits)
+    return federation._replace(train=train, validation=validation, test=test)
+
+
+def _rows(federation: Federation, x: np.ndarray, split: ClientData) -> Iterator[tuple[int, np.ndarray]]:
+    """Iterate over the clients' ids and their rows of a split's store."""
+    for client, start, size in zip(federation.client_ids, split.start, split.size, strict=True):
+        yield int(client), x[start : start + size]
+
+
+def _fill(column: Column, x: np.ndarray) -> float | str:
+    """Return the median or the most frequent level in a column's features [N, d]; ``column.fill`` without any value."""
+    known = x[x[:, -1] == 0, :-1]
+    if not len(known):
+        assert column.fill is not None
+        return column.fill
+    return column.levels[int(known.sum(axis=0).argmax())] if column.levels else float(np.median(known))
 
 
 def check_standardizable(source: Source) -> None:

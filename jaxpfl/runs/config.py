@@ -40,7 +40,7 @@ from jaxpfl.core.settings import (
 from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
-from jaxpfl.data.sources.base import one_line
+from jaxpfl.data.sources.base import data_directory, data_folder, one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import OWN, RunSpec, Settings
 from jaxpfl.models import metrics
@@ -65,8 +65,9 @@ TEST_USERS = "test"
 class _Source:
     data: str = setting("digits")
     """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
-    leaf:, libsvm:, npz:, csv:, text: or tfds: followed by a folder, file (relative to --data-dir, or absolute) or name;
-    or federation: followed by a folder that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
+    leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
+    present folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
+    that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
     target: str | None = setting(None)
@@ -74,9 +75,19 @@ class _Source:
     client: str | None = setting(None)
     """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
-    """Treatment of rows in a table csv:FILE that lack a value: refuse the table, or drop the rows with a warning."""
+    """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
+    by the median, or the most frequent text, of all clients' training rows; or impute-client by those of the client's
+    own training rows. Imputed columns have another feature that indicates missing values."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
+    date: str | None = setting(None)
+    """Columns of dates in a table csv:FILE, separated by commas; each becomes a number of days."""
+    split_date: str | None = setting(None)
+    """First day of the test rows in a table csv:FILE, such as 2025-01-31, by the first column of --date; training rows
+    are those before it, and validation rows each client's last training rows."""
+    person: str | None = setting(None)
+    """Column of a table csv:FILE that names each row's person; a client's rows of one person are never in different
+    splits."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
@@ -173,6 +184,11 @@ def resolve(config: RunConfig) -> RunConfig:
         raise unknown_name("task", config.named_task, TASKS)
     _check_text(config)
     metrics.parse_metrics(config.metrics)
+    folder = data_folder(config.data, config.data_dir)
+    if (
+        config.data_dir or folder != data_directory()
+    ):  # stored in full, so that a run finds its file from another folder
+        config = dataclasses.replace(config, data_dir=str(folder.absolute()))
     if data_sets.is_stored(config.data):
         config = data_sets.adopt_split(config)
     classless = config.named_task not in (None, CLASSIFICATION)
@@ -195,6 +211,13 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
+    if config.split_date is not None and config.pool_test:
+        raise JaxpflError(f"split_date = {config.split_date} makes a test set: leave out pool_test")
+    if config.person is not None and config.privacy.on and config.privacy.unit == "example":
+        raise JaxpflError(
+            f"person = {config.person}: privacy.unit = example protects single rows, not all rows of a person: leave "
+            "out person, or protect whole clients with privacy.unit = user"
+        )
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()

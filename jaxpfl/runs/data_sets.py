@@ -16,6 +16,7 @@ from jaxpfl import data
 from jaxpfl.core.settings import is_default, part_of
 from jaxpfl.data import Source, Split
 from jaxpfl.data.partition.registry import options_of
+from jaxpfl.data.sources.base import data_folder
 from jaxpfl.data.stored import Stored, check_new
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, writing
@@ -122,7 +123,7 @@ def _folder(name: str, data_dir: str | None) -> Path:
     argument = name.removeprefix(PREFIX)
     if not argument:
         raise JaxpflError(f"data = {name!r} needs a folder: {PREFIX}FOLDER")
-    return data.data_directory(data_dir) / Path(argument).expanduser()
+    return data_folder(name, data_dir) / Path(argument).expanduser()
 
 
 def _manifest(name: str, data_dir: str | None) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _manifest(name: str, data_dir: str | None) -> dict[str, Any]:
 
 FIELDS = (
     *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
-    "tokens",
+    *("tokens", "date", "split_date", "person"),
 )
 """Fields of a config that select the data set."""
 
@@ -150,10 +151,14 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
     Raises:
       JaxpflError: as in `data.load`.
     """
-    ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
-    table = data.TableOptions(
-        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding
+    ignored, dates = (
+        tuple(name.strip() for name in (names or "").split(",") if name.strip())
+        for names in (config.ignore, config.date)
     )
+    table = data.TableOptions(
+        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding,
+        dates, config.split_date, config.person,
+    )  # fmt: skip
     return data.load(
         config.data,
         config.data_dir,

@@ -47,10 +47,7 @@ from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown, warn
 
-_NOT_PRIVATE = (
-    "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
-    "cover them"
-)
+_NOT_PRIVATE = "of all training examples are in every client's inputs, and the privacy claim does not cover them"
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
 """Name of the noise multiplier among a private method's hyper-parameters."""
 NOISE = 2
@@ -74,7 +71,8 @@ class Experiment(NamedTuple):
       graph: graph of the clients; None if no method needs it.
       scaling: scaling of all inputs; None if they are not standardised.
       class_names: names of the classes, as `Source.class_names`.
-      columns: columns of the table from which the features come, as `Source.columns`.
+      columns: columns of the table from which the features come, as `Source.columns`, with the values that replace
+        missing ones.
       caveats: limitations of the experiment's privacy claims.
     """
 
@@ -182,10 +180,11 @@ def prepare(
     if config.clients is not None:
         cohorts_of(specs[0], config.clients)
     source, federation = load_federation(config) if given is None else given
-    federation, unseen, scaling = clients_of(config, source, federation)
+    federation, unseen, scaling, columns = clients_of(config, source, federation)
     if scaling is not None and config.privacy.on:
         cause = "standardize = True" if config.standardize else "a table's features are standardised"
-        warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
+        imputed = " and the values that replace missing ones" if columns is not None and columns.gaps else ""
+        warn(f"{cause}: the means and deviations{imputed} {_NOT_PRIVATE}", strict=strict)
     federation = data.single(federation, strict)
     unseen = None if unseen is None else data.single(unseen, strict)
     if config.task is None and source.task != CLASSIFICATION:
@@ -233,7 +232,7 @@ def prepare(
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
     experiment = Experiment(
-        config, methods, runs, federation, task, start, unseen, graph, scaling, names, source.columns, caveats
+        config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats
     )
     if config.privacy.on or config.compress is not None:
         # Only tracing reveals what a method uploads, and thus whether its uploads can be private or compressed.
@@ -289,29 +288,37 @@ def load_federation(
 
 def clients_of(
     config: RunConfig, source: data.Source, federation: Federation
-) -> tuple[Federation, Federation | None, data.Scaling | None]:
+) -> tuple[Federation, Federation | None, data.Scaling | None, data.TableColumns | None]:
     """Separate the unseen clients from the trained clients, and standardise the inputs if the config asks for it.
+
+    Missing values of a table are replaced by values of the trained clients' training rows.
 
     Args:
       config: resolved config.
       source, federation: data set and its clients, as `load_federation` returns them.
 
     Returns:
-      The trained clients, the unseen clients (None if there are none), and the scaling of all inputs (None if they are
-      not standardised).
+      The trained clients, the unseen clients (None if there are none), the scaling of all inputs (None if they are
+      not standardised), and the columns of the table with the values that replace missing ones.
     """
     unseen = scaling = None
+    columns = source.columns
     if config.unseen_clients == TEST_USERS:
         split = dataclasses.replace(part_of(Split, config), clients=None, standardize=False)
         unseen = data.federate_unseen(source, **vars(split))
     elif config.clients_apart:
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
+    if columns is not None:
+        columns = data.fills_of(federation, columns)
+        columns = columns if unseen is None else data.own_fills(unseen, columns)
+        federation = data.filled(federation, columns)
+        unseen = None if unseen is None else data.filled(unseen, columns)
     if config.standardize or is_table(config):
         data.check_standardizable(source)
         scaling = data.scaling_of(federation)  # unseen clients do not affect the scaling
         federation = data.scaled(federation, scaling)
         unseen = None if unseen is None else data.scaled(unseen, scaling)
-    return federation, unseen, scaling
+    return federation, unseen, scaling, columns
 
 
 def data_checksum(*federations: Federation | None) -> int:

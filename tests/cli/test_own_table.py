@@ -1,6 +1,7 @@
 """A table of one's own, end to end as a new user runs it."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +31,21 @@ def test_a_table_is_described(capsys, houses):
     assert "task = regression, as column 'price' holds 70 different values, real numbers" in result.err
     found = result.json
     assert (found["clients"], found["input_shape"], found["standardized"]) == (5, [4], True)
+    assert found["source"].endswith("houses.csv, 4 features: area; heating (3 texts)")
     assert sum(found["examples"].values()) == 70
     assert {"mean", "std"} == found["labels"].keys()
     assert all({"label_mean", "label_std"} <= one.keys() for one in found["per_client"])
     text = jaxpfl(capsys, "data", "describe", *houses, "--task", "regression")
     assert "5 clients, labels " in text.out
+    assert found["source"] in text.out
     refused = jaxpfl(capsys, "data", "describe", *houses, "--task", "regression", "--plot", "x.png")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow
-def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tmp_path):
+def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    houses[2:4] = []  # the file is in the present folder
     run = ["compare", "local", "fedavg", *houses, "--task", "regression", *RUN, "--output", str(tmp_path / "run")]
     first = jaxpfl(capsys, *run, "--validation-share", "0.2")
     assert first.status == 0, first.err
@@ -57,11 +62,45 @@ def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tm
     assert row["fraction_hurt"] == (after > alone).mean()
     assert row["personalized_rmse"]["worst_decile"] == pytest.approx(after.max())
     assert (tmp_path / "run" / "plots" / "rmse.png").exists()
-    more = jaxpfl(capsys, *run, "--validation-share", "0.2", "--rounds", "6", "--resume")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("houses.csv").write_text("another table")
+    config = ["--config", "../run/config.json", "--output", "../run"]
+    more = jaxpfl(capsys, "compare", *config, "--rounds", "6", "--resume")
     assert more.status == 0, more.err
+    assert jaxpfl(capsys, "export", "../run", "--method", "fedavg").status == 0
+    monkeypatch.chdir(tmp_path)
     other = jaxpfl(capsys, *run, "--validation-share", "0.2", "--resume", "--loss", "huber")
     assert other.status == 2
     assert "loss: None -> huber" in other.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["impute", "impute-client"])
+def test_a_table_with_gaps_is_trained_and_stored(capsys, houses, tmp_path, missing, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("houses.csv")
+    lines = file.read_text().splitlines()
+    file.write_text(
+        "\n".join(re.sub(r",[^,]*", ",", line, count=1) if i % 5 == 1 else line for i, line in enumerate(lines))
+    )
+    flags = [*houses, "--task", "regression", "--missing", missing]
+    assert jaxpfl(capsys, "data", "convert", *flags, "--unseen-clients", "1", "--output", "made").status == 0
+    plan = ["--unseen-clients", "1", "--cohort", "2", "--plan.devices", "1", "--plan.runs", "map", "--json"]
+    own = jaxpfl(capsys, "run", "fedavg", *flags, *RUN, *plan, "--output", "one")
+    assert own.status == 0, own.err
+    disk = ["--data", "federation:made", "--data-dir", ".", "--plan.clients-in", "disk", "--output", "two"]
+    made = jaxpfl(capsys, "run", "fedavg", "--task", "regression", *disk, *RUN, *plan)
+    assert made.status == 0, made.err
+    found, wanted = (
+        {name: value for name, value in result.json["methods"]["fedavg"].items() if not name.endswith("seconds")}
+        for result in (made, own)
+    )
+    assert found == wanted
+    private = ["--privacy.epsilon", "8", "--privacy.delta", "1e-3", "--output", "private"]
+    refused = jaxpfl(capsys, "run", "fedavg", *flags, *RUN, "--strict", *private)
+    assert refused.status == 2
+    assert "the means and deviations and the values that replace missing ones of all training" in refused.err
 
 
 @pytest.fixture

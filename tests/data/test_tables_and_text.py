@@ -78,10 +78,30 @@ def test_other_data_have_no_columns_and_a_missing_file_is_named(tmp_path: Path, 
         load("digits", table=BY_CITY)
     with pytest.raises(JaxpflError, match=r"cannot read .*none.csv"):
         load("csv:none.csv", str(tmp_path), table=BY_CITY)
-    (tmp_path / "here.csv").write_text(HEAD + ROWS)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(JaxpflError, match=r"data/here.csv: no such file.*; to use the current folder, set --data"):
-        load("csv:here.csv", "data", table=BY_CITY)
+
+
+def test_a_path_is_found_in_the_given_folder_then_here_then_in_the_data_folder(tmp_path: Path, monkeypatch) -> None:
+    def price(data_dir: str | None = None) -> float:
+        return float(load("csv:own.csv", data_dir, task="regression", table=BY_CITY).y_train[0])
+
+    folders = [tmp_path / name for name in ("usual", "here", "given")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "own.csv").write_text((HEAD + ROWS).replace("10.5", str(number)))
+    monkeypatch.setenv("JAXPFL_DATA_DIR", str(folders[0]))
+    monkeypatch.chdir(folders[1])
+    with pytest.warns(JaxpflWarning, match=rf"csv:own.csv is read from the present folder, not {folders[0]}/own.csv"):
+        assert price() == 1
+    assert price("../given") == 2
+    Path("own.csv").unlink()
+    assert price() == 0
+    monkeypatch.chdir(folders[0])
+    (folders[2] / "own.csv").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the data folder is the present folder
+        assert (price(), price("../given")) == (0, 0)
+    with pytest.raises(JaxpflError, match=r"given/none.csv: no such file, nor is there one in the present folder"):
+        load("csv:none.csv", "../given", table=BY_CITY)
 
 
 def test_a_column_may_be_left_out(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
+_PATHS = ("csv", "federation", "idx", "leaf", "libsvm", "npz", "text")
+"""Prefixes of the names of data sets that are followed by a path."""
 _ENTRIES = 2**20
 """Number of entries that are processed together."""
 
@@ -45,6 +47,8 @@ class Source(NamedTuple):
       feature_names: [d] names of the features, or None if unknown.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.
+      persons: [N] int32, the person of each training example, or None. A client's examples of one person are never in
+        different splits.
       columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
@@ -65,6 +69,7 @@ class Source(NamedTuple):
     ordered: bool = False
     class_names: np.ndarray | None = None
     feature_names: np.ndarray | None = None
+    persons: np.ndarray | None = None
     columns: TableColumns | None = None
 
 
@@ -87,6 +92,23 @@ def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
 def data_directory(data_dir: str | None = None) -> Path:
     """Return the folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
+
+
+def data_folder(name: str, data_dir: str | None = None) -> Path:
+    """Return the folder to which the path in a data set's name is relative.
+
+    For ``csv:PATH``, ``npz:PATH`` and the like, this is the first of three folders in which the path exists: the given
+    folder, the present folder, and the folder of the data sets. A warning says so if the last two have it.
+    """
+    prefix, _, argument = name.partition(":")
+    path, usual = Path(argument).expanduser(), data_directory()
+    if prefix not in _PATHS or not argument or path.is_absolute():
+        return data_directory(data_dir)
+    folders = [*([Path(data_dir).expanduser()] if data_dir else []), Path(), usual]
+    found = next((folder for folder in folders if os.path.exists(folder / path)), data_directory(data_dir))
+    if not data_dir and found == Path() and os.path.exists(usual / path) and not os.path.samefile(usual / path, path):
+        warn(f"{name} is read from the present folder, not {usual / path}: to read that, use --data-dir {usual}")
+    return Path() if found.absolute() == Path.cwd() else found
 
 
 def where_to_put_it() -> str:

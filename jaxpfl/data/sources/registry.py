@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted, tables, tensorflow_sets, text
-from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, one_line, standardized
+from jaxpfl.data.sources.base import Entry, Source, data_directory, data_folder, entry, one_line, standardized
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
@@ -53,7 +53,7 @@ def load(
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
-        Paths are relative to the data directory, or absolute.
+        Paths are absolute, or relative to the present folder or the data directory, as `base.data_folder` says.
       data_dir: data directory, as in `data_directory`.
       standardize: whether to subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), for each channel, as is customary; both numbers are considered public. Otherwise pixels
@@ -78,7 +78,7 @@ def load(
       ((1797, 8, 8, 1), 10)
     """
     try:
-        source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
+        source = _load(name, data_folder(name, data_dir), _How(in_files, task, table, window, tokens))
         source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
     except (MemoryError, RecursionError, OSError) as error:  # the file is too large or too deeply nested
@@ -160,8 +160,7 @@ def _load_planted(name: str, argument: str, root: Path, how: _How) -> Source:
 def _load_table(name: str, argument: str, root: Path, how: _How) -> Source:
     place = _place(argument, root)
     if not place.exists():
-        here = "; to use the current folder, set --data-dir ." if Path(argument).exists() else ""
-        raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is looked up in the data folder{here}")
+        raise JaxpflError(f"cannot read {place}: no such file, nor is there one in the present folder")
     return tables.load_table(name, place, how.table or TableOptions(), task=how.task)
 
 

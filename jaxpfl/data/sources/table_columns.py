@@ -7,20 +7,24 @@ missing values has one more feature, which indicates them. The record of these c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import MISSING, Table
-from jaxpfl.support.errors import JaxpflError, printable, shown
+from jaxpfl.support.errors import JaxpflError, printable, shown, warn
 from jaxpfl.support.files import check_fits
 
 if TYPE_CHECKING:
     import pandas
 
-Kind: TypeAlias = Literal["numeric", "categorical"]
+Kind: TypeAlias = Literal["numeric", "categorical", "date"]
+
+_DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+"""Formats of dates, as in `pandas.to_datetime`; a column has one of them."""
+_MANY_TEXTS = 30  # a column with more texts is reported
 
 _MOST_TEXTS = 1000
 _FREE = 0.5  # a column whose distinct texts exceed this fraction of the rows is not categorical
@@ -33,11 +37,12 @@ class Column(NamedTuple):
 
     Attributes:
       name: name of the column.
-      kind: "numeric" for one feature, or "categorical" for a 0/1 feature for each level.
+      kind: "numeric" for one feature; "categorical" for a 0/1 feature for each level; or "date" for one feature, the
+        number of days since 1970.
       levels: distinct texts of a categorical column, in the order of their features.
       gaps: whether values may be missing; the last feature of the column then indicates missing values.
-      fill: number or level that replaces missing values; None if it is unknown or no value may be missing. Without it,
-        all features of a missing value are 0, except the indicator.
+      fill: number or level that replaces missing values; None if no value may be missing.
+      date_format: format of a column's dates, as in `pandas.to_datetime`.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Column(NamedTuple):
     levels: tuple[str, ...] = ()
     gaps: bool = False
     fill: float | str | None = None
+    date_format: str | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -52,8 +58,15 @@ class Column(NamedTuple):
         values = [f"{self.name} = {level}" for level in self.levels] if self.kind == "categorical" else [self.name]
         return (*values, *([f"{self.name} missing"] if self.gaps else []))
 
+    @property
+    def fill_features(self) -> list[float]:
+        """Features of the value that replaces missing ones, without the indicator."""
+        return [float(level == self.fill) for level in self.levels] or [float(self.fill or 0.0)]
+
     def apply(self, table: Table) -> np.ndarray:
         """Return the features of a table's rows, float64 [N, d], as `TableColumns.apply` does."""
+        import pandas
+
         name = table.find(self.name)
         cells = table.cells[name]
         lacking = table.missing_in(name)
@@ -62,10 +75,9 @@ class Column(NamedTuple):
             raise JaxpflError(f"{table.path} line {line}: no value in column {shown(name)}: fill it in")
         if self.kind == "categorical":
             check_fits(table.path, 8 * len(self.levels) * len(cells))
-            places = self.places(cells.mask(lacking, self.fill))
-            unknown = (places < 0) & ~(lacking & (self.fill is None))
-            if unknown.any():
-                row = int(unknown.argmax())
+            places = pandas.Index(self.levels, dtype=object).get_indexer(cells.mask(lacking, self.fill).astype(object))
+            if (places < 0).any():
+                row = int(places.argmin())
                 known = printable(", ".join(self.levels), 200)
                 raise JaxpflError(
                     f"{table.path} line {table.lines[row]}: column {shown(name)} holds {shown(cells.iloc[row])}, which "
@@ -73,16 +85,20 @@ class Column(NamedTuple):
                 )
             features = (places[:, None] == np.arange(len(self.levels))).astype(np.float64)
         else:
-            numbers = table.numbers(name, missing=True)
+            numbers = table.numbers(name, missing=True) if self.date_format is None else self.days(table)
             check_single(table, name, numbers)
-            features = np.where(lacking, 0.0 if self.fill is None else self.fill, numbers)[:, None]
+            features = np.where(lacking, self.fill or 0.0, numbers)[:, None]
         return np.column_stack([features, lacking]) if self.gaps else features
 
-    def places(self, cells: Any) -> np.ndarray:
-        """Return the place of each text among the levels, or -1 if it is not a level."""
-        import pandas
-
-        return pandas.Index(self.levels, dtype=object).get_indexer(pandas.Index(cells, dtype=object))
+    def days(self, table: Table) -> np.ndarray:
+        """Return the dates of a table's rows as days since 1970, [N]; missing dates become NaN."""
+        name = table.find(self.name)
+        assert self.date_format is not None
+        days = days_of(table.cells[name], self.date_format)
+        wrong = np.isnan(days) & ~table.missing_in(name)
+        if wrong.any():
+            raise _no_date(table, name, int(wrong.argmax()))
+        return days
 
 
 class TableColumns(NamedTuple):
@@ -91,6 +107,9 @@ class TableColumns(NamedTuple):
     Attributes:
       columns: columns and their features.
       missing: words that mark a cell without a value, in lower case.
+      per_client: whether a client's missing values are replaced by values of its own training rows.
+      client_fills: values that replace a client's missing values, by client id, in the order of the columns with gaps;
+        known after `fills_of` if ``per_client``.
 
     Examples:
       >>> import pandas
@@ -103,11 +122,38 @@ class TableColumns(NamedTuple):
 
     columns: tuple[Column, ...]
     missing: tuple[str, ...] = MISSING
+    per_client: bool = False
+    client_fills: Mapping[int, tuple[float | str, ...]] | None = None
+
+    @property
+    def gaps(self) -> list[tuple[Column, slice]]:
+        """The columns with gaps, and the places of their features, of which the last is the indicator."""
+        ends = np.cumsum([len(column.feature_names) for column in self.columns]).tolist()
+        places = [slice(end - len(own.feature_names), end) for own, end in zip(self.columns, ends, strict=True)]
+        return [(own, place) for own, place in zip(self.columns, places, strict=True) if own.gaps]
+
+    def filled(self, fills: Iterable[float | str]) -> TableColumns:
+        """Return the record with other values for missing ones, in the order of the columns with gaps."""
+        rest = iter(fills)
+        return self._replace(columns=tuple(own._replace(fill=next(rest)) if own.gaps else own for own in self.columns))
+
+    def of_client(self, client_id: int) -> TableColumns:
+        """Return the record with a client's own values for missing ones, if it has its own values."""
+        own = (self.client_fills or {}).get(client_id)
+        return self if own is None else self.filled(own)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features, [d]."""
         return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def words(self) -> str:
+        """The columns in words, for display."""
+        texts = [
+            {"categorical": f" ({len(own.levels)} texts)", "date": " (days)"}.get(own.kind, "") for own in self.columns
+        ]
+        return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
 
     def apply(self, table: Table | pandas.DataFrame) -> np.ndarray:
         """Return the features of a table's rows, which are not scaled, float64 [N, d].
@@ -125,7 +171,8 @@ class TableColumns(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a mapping of JSON values."""
-        return {"columns": [column._asdict() for column in self.columns], "missing": list(self.missing)}
+        fills = {str(client): list(own) for client, own in (self.client_fills or {}).items()}
+        return self._asdict() | {"columns": [column._asdict() for column in self.columns], "client_fills": fills}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TableColumns:
@@ -135,29 +182,97 @@ class TableColumns(NamedTuple):
           KeyError, TypeError: if the mapping is not such a record.
         """
         columns = [Column(**{**own, "levels": tuple(own["levels"])}) for own in record["columns"]]
-        return cls(tuple(columns), tuple(record["missing"]))
+        fills = {int(client): tuple(own) for client, own in record["client_fills"].items()} or None
+        return cls(tuple(columns), tuple(record["missing"]), record["per_client"], fills)
 
 
-def columns_of(table: Table, names: Sequence[str]) -> TableColumns:
+def columns_of(
+    table: Table, names: Sequence[str], dates: Collection[str] = (), *, per_client: bool = False
+) -> TableColumns:
     """Choose the features of a table's columns from their cells.
 
+    A column with missing values replaces them by its first value, until `jaxpfl.data.fills_of` knows the training rows.
+    A column of text with many distinct texts, or with dates, causes a warning.
+
+    Args:
+      table: table to read.
+      names: columns that become features.
+      dates: columns that have dates.
+      per_client: as in `TableColumns`.
+
     Raises:
-      JaxpflError: if a column has neither numbers nor categories.
+      JaxpflError: if a column has neither numbers nor categories, or no value at all.
     """
-    return TableColumns(tuple(_column(table, name) for name in names), table.missing)
+    return TableColumns(tuple(_column(table, name, name in dates) for name in names), table.missing, per_client)
 
 
-def _column(table: Table, name: str) -> Column:
+def _column(table: Table, name: str, is_date: bool) -> Column:
+    lacking = table.missing_in(name)
+    if lacking.any():
+        if lacking.all():
+            raise JaxpflError(f"{table.path}: column {shown(name)} has no value: leave it out with --ignore {name}")
+        known = table._replace(cells=table.cells[~lacking])
+        column = _column(known, name, is_date)
+        first = known.cells[name].iloc[0] if column.levels else float(column.apply(known)[0, 0])
+        return column._replace(gaps=True, fill=first)
+    if is_date:
+        return date_column(table, name)
     if numbers_in(table, name) is not None:
         return Column(name, "numeric")
     texts = np.unique(np.array(table.texts(name)))
-    rows = len(table.cells)
+    rows, dates = len(table.cells), _formats(table.cells[name].drop_duplicates())
+    way = f"leave it out with --ignore {shown(name)}" + (
+        f", or read it as dates with --date {shown(name)}" if dates else ""
+    )
     if len(texts) > min(_MOST_TEXTS, max(_FREE * rows, 2)):
         raise JaxpflError(
             f"{table.path}: column {shown(name)} has {len(texts)} different texts in {rows} rows, too many "
-            f"for categories: leave it out with --ignore {shown(name)}"
+            f"for categories: {way}"
+        )
+    if len(texts) > _MANY_TEXTS or dates:
+        warn(
+            f"{table.path}: column {shown(name)} becomes {len(texts)} features, one for each text; to avoid this, {way}"
         )
     return Column(name, "categorical", tuple(texts.tolist()))
+
+
+def date_column(table: Table, name: str) -> Column:
+    """Return a column of dates, with the format that all its dates have.
+
+    Raises:
+      JaxpflError: if there is no such format, or there are two because days and months cannot be distinguished.
+    """
+    formats = _formats(table.cells[name])
+    if len(formats) > 1:
+        raise JaxpflError(
+            f"{table.path} line {table.lines[0]}: column {shown(name)} holds {shown(table.cells[name].iloc[0])}, and "
+            "no row tells the day from the month: write dates such as 2025-01-31"
+        )
+    if not formats:
+        wrong = min((np.isnan(days_of(table.cells[name], one)) for one in _DATES), key=np.sum)
+        raise _no_date(table, name, int(wrong.argmax()))
+    return Column(name, "date", date_format=formats[0])
+
+
+def days_of(cells: Any, date_format: str) -> np.ndarray:
+    """Return dates as days since 1970 (UTC unless they name a time zone), [N]; NaN where a cell is no such date."""
+    import pandas
+
+    times = pandas.to_datetime(pandas.Series(cells), format=date_format, utc=True, errors="coerce")
+    return ((times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(np.float64)
+
+
+def _formats(cells: pandas.Series) -> list[str]:
+    """Return the formats that all these dates have; none if a cell is not a date."""
+    return [one for one in _DATES if not np.isnan(days_of(cells, one)).any()]
+
+
+def _no_date(table: Table, name: str, row: int) -> JaxpflError:
+    cell = shown(table.cells[name].iloc[row])
+    line = f"{table.path} line {table.lines[row]}"
+    return JaxpflError(
+        f"{line}: column {shown(name)} holds {cell}, not a date such as 2025-01-31 or as in the other rows"
+    )
 
 
 def check_single(table: Table, column: str, numbers: np.ndarray) -> None:

@@ -18,10 +18,10 @@ from jaxpfl.data.labels import checked_labels, narrowed, unlike_numbers
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.data.sources.table_columns import check_single, columns_of, numbers_in
+from jaxpfl.data.sources.table_columns import check_single, columns_of, date_column, days_of, numbers_in
 from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name, warn
 
-MISSING = ("refuse", "drop")
+MISSING = ("refuse", "drop", "impute", "impute-client")
 _FEW = 20
 """Largest number of distinct integers that are considered classes."""
 
@@ -32,10 +32,16 @@ class TableOptions(NamedTuple):
     Attributes:
       target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
-      missing: "refuse" to raise an error if a value is missing, or "drop" to leave out rows with missing values, with a
-        warning.
+      missing: "refuse" to raise an error if a value is missing; "drop" to leave out rows with missing values, with a
+        warning; "impute" to replace missing values of a feature by the median (of numbers) or the most frequent text of
+        the training rows, once they are known, with a feature that indicates them; or "impute-client" for the median or
+        text of each client's own training rows.
       ignore: columns to leave out of the table.
       missing_words, encoding: arguments of `csv_text.read`.
+      date: columns of dates, which become numbers of days.
+      split_date: first day of the test rows, which the first column of ``date`` dates; the rows before are training
+        rows, and are then in the order of their dates.
+      person: column that names the person of each row; a client's rows of one person are never in different splits.
     """
 
     target: str | None = None
@@ -44,6 +50,9 @@ class TableOptions(NamedTuple):
     ignore: tuple[str, ...] = ()
     missing_words: str | None = None
     encoding: str | None = None
+    date: tuple[str, ...] = ()
+    split_date: str | None = None
+    person: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the label columns, for a table with the columns ``names``; the name of one column may contain
@@ -79,50 +88,95 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     targets = options.targets(table.names)
     if not targets:
         raise JaxpflError(f"{name}: set target to the column of the labels; the columns are {table.listed}")
-    for column in (*targets, options.client, *options.ignore):
-        if column is not None and column not in table.names:
+    roles = [*targets, *(own for own in (options.client, options.person) if own is not None)]
+    for column in (*roles, *options.ignore, *options.date):
+        if column not in table.names:
             raise unknown_name(f"column of {path}", column, table.names)
     if len(set(targets)) < len(targets):
         twice = next(column for column in targets if targets.count(column) > 1)
         raise JaxpflError(f"{name}: target names the column {shown(twice)} twice")
     if options.client in targets:
         raise JaxpflError(f"{name}: target and client must differ, got {shown(options.client)} for both")
-    for column in options.ignore:
-        if column in (*targets, options.client):
-            holds = "labels" if column in targets else "clients"
-            raise JaxpflError(f"ignore must not name the column of the {holds}, got {column}")
-    table = _without_missing(table._replace(cells=table.cells.drop(columns=list(options.ignore))), options.missing)
+    if options.person in (*targets, options.client) and options.person is not None:
+        raise JaxpflError(f"{name}: person must differ from target and client, got {shown(options.person)}")
+    for setting, names in (("ignore", options.ignore), ("date", options.date)):
+        for column in names:
+            if column in roles:
+                holds = "labels" if column in targets else "clients" if column == options.client else "persons"
+                raise JaxpflError(f"{setting} must not name the column of the {holds}, got {column}")
+    if options.split_date is not None and (not options.date or options.person is not None):
+        lack = "date, the column of dates" if not options.date else "no person, whose rows may lie on both sides"
+        raise JaxpflError(f"{name}: split_date = {options.split_date} needs {lack}")
+    columns = [column for column in table.names if column not in (*roles, *options.ignore)]
+    needed = {*roles, *options.date[: options.split_date is not None]}
+    needed = needed if "impute" in options.missing else needed | {*columns}
+    table = _without_missing(table, [column for column in table.names if column in needed], options.missing)
+    tested = np.zeros(len(table.cells), bool)
+    if options.split_date is not None:
+        table, tested = _split_by_date(table, options.date[0], options.split_date)
     labels = _labels(table, targets, task)
-    columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
-        used = [column for column in (*targets, options.client) if column is not None]
         whose = "labels" if options.client is None else "labels and clients"
-        raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(used), 300)}")
-    features = columns_of(table, columns)
-    x, users, user_names = features.apply(table), None, None
+        raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(roles), 300)}")
+    features = columns_of(table, columns, options.date, per_client=options.missing == "impute-client")
+    x = narrowed(features.apply(table))
+    users = users_test = user_names = persons = None
     if options.client is not None:
-        users, _, user_names = number_users(np.array(table.texts(options.client)), None)
+        clients = np.array(table.texts(options.client))
+        users, users_test, user_names = number_users(clients[~tested], clients[tested] if tested.any() else None)
         if len(user_names) < 2:
             alone = shown(str(user_names[0]))
             raise JaxpflError(f"{path}: column {shown(options.client)} names only one client, {alone}")
+        if tested.any() and not np.isin(users_test, users).any():
+            raise JaxpflError(f"{path}: no client has rows both before and after split_date = {options.split_date}")
+    if options.person is not None:
+        persons, _, _ = number_users(np.array(table.texts(options.person)), None)
+        if users is not None:
+            _warn_of_shared(persons, users, f"{path}: {{}} of {{}} texts in column {shown(options.person)}")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)
-    description = f"{len(y)} rows of {path}, {x.shape[1]} features"
-    source = Source(name, narrowed(x), y, None, None, labels.number, description, users, user_names=user_names)
+    description = f"{len(y)} rows of {path}, {x.shape[1]} features: {printable(features.words, 300)}"
+    source = Source(
+        name, x[~tested], y[~tested], None, None, labels.number, description, users, users_test, user_names=user_names
+    )
+    if tested.any():
+        source = source._replace(x_test=x[tested], y_test=y[tested], ordered=True)
     named = np.array(features.feature_names)
-    return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features)
+    return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features, persons=persons)
 
 
-def _without_missing(table: Table, missing: str) -> Table:
-    """Return the table without rows with missing values, or raise an error if ``missing`` is "refuse"."""
-    gaps = table.cells.map(table.is_missing)
+def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.ndarray]:
+    """Return the rows in the order of their dates, and the mask of the rows from the day ``first`` on."""
+    (day,) = days_of([first], "ISO8601")
+    if np.isnan(day):
+        raise JaxpflError(f"split_date must be a date such as 2025-01-31, got {shown(first)}")
+    days = date_column(table, column).days(table)
+    order = np.argsort(days, kind="stable")
+    tested = days[order] >= day
+    if tested.all() or not tested.any():
+        side = "before" if tested.all() else "on or after"
+        raise JaxpflError(f"{table.path}: no row is {side} split_date = {first}")
+    return table._replace(cells=table.cells.iloc[order]), tested
+
+
+def _warn_of_shared(persons: np.ndarray, users: np.ndarray, subject: str) -> None:
+    """Warn about persons with rows in several clients."""
+    pairs = np.unique(np.stack([persons, users]), axis=1)
+    shared = int((np.bincount(pairs[0]) > 1).sum())
+    if shared:
+        warn(f"{subject.format(shared, persons.max() + 1)} are in several clients, each of which splits its own rows")
+
+
+def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
+    """Return the table without rows that lack a needed value, or raise an error unless ``missing`` is "drop"."""
+    gaps = table.cells[needed].map(table.is_missing)
     lacking = gaps.any(axis=1).to_numpy()
     if not lacking.any():
         return table
-    if missing == "refuse":
+    if missing != "drop":
         row = int(lacking.argmax())
         place = int(gaps.iloc[row].argmax())
-        column, cell = gaps.columns[place], table.cells.iloc[row, place]
+        column, cell = gaps.columns[place], table.cells[needed].iloc[row, place]
         means = f"; or set the words that mean a missing value, without {cell}, with --missing-words" if cell else ""
         raise JaxpflError(
             f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "

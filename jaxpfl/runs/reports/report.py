@@ -163,7 +163,7 @@ def _split(run: StoredRun, data_dir: str | None) -> list[str]:
     try:
         config = run.config if data_dir is None else replace(run.config, data_dir=data_dir)
         source, federation = load_federation(config)
-        trained, unseen, _ = clients_of(config, source, federation)
+        trained, unseen, *_ = clients_of(config, source, federation)
         if not has_checksum(run.record["data"], trained, unseen):
             return [paragraph("Not drawn: the data have changed since the run.")]
         figure = data.split_figure(data.summary(federation, source.num_classes))
