@@ -131,16 +131,19 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
             raise JaxpflError(f"{path}: no client has rows both before and after split_date = {options.split_date}")
     if options.person is not None:
         persons, _, _ = number_users(np.array(table.texts(options.person)), None)
-        if users is not None:
-            _warn_of_shared(persons, users, f"{path}: {{}} of {{}} texts in column {shown(options.person)}")
+        pairs = np.unique(np.stack([persons, persons if users is None else users]), axis=1)
+        shared, count = int((np.bincount(pairs[0]) > 1).sum()), persons.max() + 1
+        if shared:
+            holds = f"{shared} of {count} texts in column {shown(options.person)}"
+            warn(f"{path}: {holds} are in several clients, each of which splits its own rows")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)
     description = f"{len(y)} rows of {path}, {x.shape[1]} features: {printable(features.words, 300)}"
-    source = Source(
-        name, x[~tested], y[~tested], None, None, labels.number, description, users, users_test, user_names=user_names
-    )
+    source = Source(name, x, y, None, None, labels.number, description, users, users_test, user_names=user_names)
     if tested.any():
-        source = source._replace(x_test=x[tested], y_test=y[tested], ordered=True)
+        source = source._replace(
+            x_train=x[~tested], y_train=y[~tested], x_test=x[tested], y_test=y[tested], ordered=True
+        )
     named = np.array(features.feature_names)
     return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features, persons=persons)
 
@@ -159,14 +162,6 @@ def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.nda
     return table._replace(cells=table.cells.iloc[order]), tested
 
 
-def _warn_of_shared(persons: np.ndarray, users: np.ndarray, subject: str) -> None:
-    """Warn about persons with rows in several clients."""
-    pairs = np.unique(np.stack([persons, users]), axis=1)
-    shared = int((np.bincount(pairs[0]) > 1).sum())
-    if shared:
-        warn(f"{subject.format(shared, persons.max() + 1)} are in several clients, each of which splits its own rows")
-
-
 def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
     """Return the table without rows that lack a needed value, or raise an error unless ``missing`` is "drop"."""
     gaps = table.cells[needed].map(table.is_missing)
@@ -177,10 +172,11 @@ def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
         row = int(lacking.argmax())
         place = int(gaps.iloc[row].argmax())
         column, cell = gaps.columns[place], table.cells[needed].iloc[row, place]
+        impute = ", or replace missing values with --missing impute" if missing == "refuse" else ""
         means = f"; or set the words that mean a missing value, without {cell}, with --missing-words" if cell else ""
         raise JaxpflError(
             f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "
-            f"out with --missing drop{means}"
+            f"out with --missing drop{impute}{means}"
         )
     if lacking.all():
         raise JaxpflError(f"{table.path}: every row lacks a value")
