@@ -70,7 +70,10 @@ def gappy(folder: Path, missing: str, rows: int = 240, **options):
 
 @pytest.mark.parametrize("missing", ["impute", "impute-client"])
 def test_missing_values_are_those_of_the_training_rows(tmp_path: Path, missing: str) -> None:
-    federation = federate(gappy(tmp_path, missing), partition="natural", test_share=0.4, validation_share=0.2)
+    source = gappy(tmp_path, missing)
+    federation = federate(source, partition="natural", test_share=0.4, validation_share=0.2)
+    assert source.columns is not None
+    columns = TableColumns.from_json(json.loads(json.dumps(fills_of(federation, source.columns).to_json())))
     frame = pandas.read_csv(tmp_path / "gaps.csv")  # the labels number the rows
     train = federation.train.flat().y.astype(int)
     for client, city in enumerate("xyz"):
@@ -83,6 +86,8 @@ def test_missing_values_are_those_of_the_training_rows(tmp_path: Path, missing: 
             wanted = [rows["size"].fillna(size), rows["size"].isna()]
             wanted += [*(rows.kind.fillna(kind) == level for level in "abc"), rows.kind.isna()]
             np.testing.assert_array_equal(view.x[view.mask], np.stack(wanted, axis=1).astype(view.x.dtype))
+            found = columns.of_client(client).apply(rows).astype(view.x.dtype)
+            np.testing.assert_array_equal(found, view.x[view.mask])
 
 
 @pytest.mark.parametrize(
