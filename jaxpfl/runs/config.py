@@ -42,7 +42,7 @@ from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.base import data_directory, data_folder, one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec import OWN, RunSpec, Settings
+from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig
@@ -326,9 +326,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 def to_json(config: RunConfig) -> dict[str, Any]:
     """Return the config as a dict of JSON values; files of the user are named without their folders."""
-    own = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
-    own = {name: own_code.moved(reference) for name, reference in own.items()}
-    return json.loads(json.dumps(dataclasses.asdict(config) | own))
+    return json.loads(json.dumps(dataclasses.asdict(stored_code.located(config))))
 
 
 def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
@@ -447,7 +445,7 @@ def read(path: str | Path) -> ConfigFile:
     known = checksum if isinstance(checksum, int) else None
     config = from_mapping(values, str(path))
     if code is not None:
-        folder = Path(path).parent
+        folder = Path(path).parent / stored_code.CODE
         methods, config = stored_code.methods_in(folder, methods, code), stored_code.located(config, folder)
     return ConfigFile(config, tuple(methods), hyper, known)
 

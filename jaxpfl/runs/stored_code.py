@@ -62,24 +62,24 @@ def changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
     return [f"{copy.name} has changed (restore it from {copy}, or start anew)" for copy in changed]
 
 
-def located(config: C, folder: Path) -> C:
-    """Return the config with references to the copies in a run folder or sweep folder; nothing is loaded."""
+def located(config: C, folder: Path = Path()) -> C:
+    """Return the config with references to the copies in a folder ``code``; by default, with bare names of files."""
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
-    return dataclasses.replace(config, **{name: own_code.moved(text, folder / CODE) for name, text in found.items()})
+    return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 
 
 def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str]) -> list[str]:
     """Return the methods, those of the user's files as references to the copies, which are about to be run.
 
     Args:
-      folder: run folder or sweep folder with the copies.
+      folder: folder ``code`` with the copies.
       methods: names of the methods.
-      sources: entry ``code`` of the folder's ``config.json`` or ``sweep.json``.
+      sources: entry ``code`` of ``config.json`` or ``sweep.json``.
 
     Raises:
       JaxpflError: if a copy was changed, or if the entry is not a mapping of names to references.
     """
-    files.check_checksums(folder / CODE)
-    warn(f"{folder / CODE}, the code of whoever made these results, is run")
-    with expecting(folder, "results with code of the user's own"):
-        return [own_code.moved(sources[name], folder / CODE) if name in sources else name for name in methods]
+    files.check_checksums(folder)
+    warn(f"{folder}, the code of whoever made these results, is run")
+    with expecting(folder, "code of these results"):
+        return [own_code.moved(sources[name], folder) if name in sources else name for name in methods]

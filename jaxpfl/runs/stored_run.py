@@ -18,6 +18,7 @@ from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, has_checksum, prepare, require
+from jaxpfl.runs.stored_code import CODE
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
@@ -70,7 +71,7 @@ class StoredRun(NamedTuple):
         config = dataclasses.replace(self.config, warm_start=None)
         own = {}
         if (code := self.record.get("code")) is not None:
-            own = {one.name: one for one in map(algorithms.get, stored_code.methods_in(self.folder, [*code], code))}
+            own = {one.name: one for one in map(algorithms.get, stored_code.methods_in(self.folder / CODE, code, code))}
         # The graph is read from the run folder, because the user's file may have moved or the graph had to be computed.
         if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
@@ -99,7 +100,7 @@ def open_run(folder: Path) -> StoredRun:
     if not path.is_file():
         raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
     record = read_record(path)
-    config = stored_code.located(resolve(from_mapping(record["config"], str(path))), folder)
+    config = stored_code.located(resolve(from_mapping(record["config"], str(path))), folder / CODE)
     return StoredRun(folder, record, config, record["methods"])
 
 

@@ -227,10 +227,10 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
             raise JaxpflError(f"{path}: another version drew the examples in a different order; start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
         if (code := stored.get("code")) is not None:
-            config = stored_code.located(config, path.parent)
+            config = stored_code.located(config, path.parent / CODE)
             if not runs_code:
                 return Definition(tuple(methods), config, grid, search)
-            methods = stored_code.methods_in(path.parent, methods, code)
+            methods = stored_code.methods_in(path.parent / CODE, methods, code)
         return define(methods, config, grid, search)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from jaxpfl.engine import use_cpu_cores
 from jaxpfl.runs import compile_cache, stored_code
 from jaxpfl.runs.records import Record
+from jaxpfl.runs.stored_code import CODE
 from jaxpfl.runs.sweep.definition import UNFINISHED
 from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepare_group, run_group
 from jaxpfl.runs.sweep.plan import Group
@@ -161,7 +162,7 @@ def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     use_cpu_cores(devices)
     compile_cache.enable()
     sweep, records = _sweep_there(folder), list[Record]()
-    group = dataclasses.replace(group, config=stored_code.located(group.config, sweep.folder))
+    group = dataclasses.replace(group, config=stored_code.located(group.config, sweep.folder / CODE))
     run_group(group, sweep.data, records.extend, Reporter(), unfinished=sweep.folder / UNFINISHED / group.name)
     return records
 
