@@ -32,6 +32,7 @@ FOLDERS: dict[str, str] = {
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
+    "predict": "Predict the rows of a new table by exported models: each client's own, or the global one.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands in ``jaxpfl.cli.folders``, which mostly concern existing results, and their purpose."""

@@ -1,4 +1,4 @@
-"""Commands about existing results (report, runs, compare-runs, check), and the command for shell completion."""
+"""Commands about existing results (report, runs, compare-runs, check, predict), and for shell completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from jaxpfl.support.console import claim_file
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.files import jsonable, opened
+from jaxpfl.support.files import contents, jsonable, opened, whole
 from jaxpfl.support.output_paths import NEW_FILE
 
 _PAGE = "report.html"
@@ -24,7 +24,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, the only thing on stand
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
     """Return the commands, which do not depend on the arguments."""
     del args
-    return report, runs, compare_runs, check, completion
+    return report, runs, compare_runs, check, predict, completion
 
 
 def report(
@@ -104,6 +104,46 @@ def check(folders: _Folders = MISSING, json: _Json = False) -> None:
     damaged = [str(one.folder.path) for one in found if one.troubles]
     if damaged:
         raise JaxpflError(f"damaged: {', '.join(damaged)}")
+
+
+def predict(
+    models: Annotated[Positional[Path], arg(metavar="MODELS", help="The folder that jaxpfl export wrote.")] = MISSING,
+    csv: Annotated[Path, arg(metavar="FILE")] = MISSING,
+    output: Annotated[Path | None, NEW_FILE] = None,
+    client: str | None = None,
+    only_global: Annotated[bool, arg(name="global")] = False,
+    method: str | None = None,
+    encoding: str | None = None,
+) -> None:
+    """Predict the rows of a new table, each by the model of its client, or by the global model for a new client.
+
+    Args:
+        csv: Table with the columns of the run's features; other columns are not used.
+        output: CSV file to write, with the columns client, prediction, and a probability for each class; standard
+            output unless given.
+        client: Column with the clients' names; the run's column of clients unless given.
+        only_global: Predict each row by the global model.
+        method: Method whose models predict; optional if there is only one.
+        encoding: Encoding of the table; as in the run unless given.
+    """
+    from jaxpfl.data.sources import csv_text
+    from jaxpfl.engine.model_files import load_models
+
+    claim_file(output, "--output", "jaxpfl predict", lambda path: contents(path).startswith(b"client,prediction"))
+    loaded = load_models(models, method)
+    config = loaded.manifest["config"]
+    column = None if only_global else client or config.get("client")
+    if column is None and not only_global:
+        raise JaxpflError("the run's table had no column of clients: name one with --client, or write --global")
+    table = csv_text.read(csv, encoding=encoding or config.get("encoding"), missing_words=config.get("missing_words"))
+    predictions = loaded.predict_table(table, column and table.find(column))
+    text = predictions.to_csv(index=False)
+    if output is None:
+        print(text, end="")
+    else:
+        with whole(output) as file:
+            file.write(text)
+        print(f"predictions: {output} ({len(predictions)} rows)")
 
 
 def completion(

@@ -105,6 +105,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         seed: int | None = None,
         only_global: Annotated[bool, arg(name="global")] = False,
         per_client: bool = False,
+        stablehlo: bool = False,
         data_dir: str | None = None,
         json: bool = False,
     ) -> None:
@@ -117,11 +118,13 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             seed: Seed of the run to export; the first seed unless given.
             only_global: Write only the global models.
             per_client: Write one file for each client, instead of one file with all clients.
+            stablehlo: Also write each model as a program METHOD/alone/CLIENT.stablehlo, with parameters and scaling,
+                which jax.export.deserialize reads without jaxpfl.
             data_dir: Current folder of the data sets, if it was moved since the run.
             json: Print the manifest of the files as one JSON object.
         """
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
-        _export(run, output, data_dir, json, only_global=only_global, **wanted)
+        _export(run, output, data_dir, json, only_global=only_global, stablehlo=stablehlo, **wanted)
 
     return compare, run, data, export
 

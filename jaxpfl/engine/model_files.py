@@ -6,31 +6,46 @@ Contents of a folder::
     METHOD/personal.npz        client_ids [m], and the parameters of every client's model: dense0/kernel [m, ...]
     METHOD/clients/ID.npz      with ``--per-client`` instead: one client's parameters, dense0/kernel [...]
     METHOD/global.npz          the global model's parameters, if the method has one
+    METHOD/personal.stablehlo  program (parameters by path, scaled inputs) -> predictions, in the format of jax.export
+    METHOD/global.stablehlo    the same program for the global model
+    METHOD/alone/ID.stablehlo  with ``--stablehlo``: program (inputs) -> predictions of one client, global for ID too
     SHA256SUMS                 checksums of all these files, required by `load_models`
 
-Inputs must be scaled as in training: pixels are in [0, 1], and then the channel's mean in the manifest is subtracted
-and the result is divided by the channel's standard deviation. After ``--standardize``, the same holds for features. If
-a method has several groups of clients with different models, each group has a file ``personal-GROUP.npz``.
+The manifest records how inputs were encoded and scaled in training. If a method has several groups of clients with
+different models, each group has its files ``personal-GROUP``.
 """
 
 from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.export
 import numpy as np
 
-from jaxpfl.core.types import PyTree
+from jaxpfl.core.types import Array, PyTree
+from jaxpfl.data import TableColumns
+from jaxpfl.data.sources.base import pixels
+from jaxpfl.data.sources.csv_text import Table
 from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.engine.execution_plan import PLATFORMS
+from jaxpfl.models.base import CLASSIFICATION, leaves_by_path
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting, unknown_name
+from jaxpfl.support.errors import JaxpflError, expecting, listed, unknown_name, warn
+
+if TYPE_CHECKING:
+    import pandas
 
 MANIFEST = "manifest.json"
 FORMAT = "jaxpfl-models-1"
 CLIENT_IDS = "client_ids"
+_SCALE = ("mean", "deviation")
+_ROWS = 1024
+"""Largest number of examples that are predicted together."""
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -50,6 +65,29 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
                     np.lib.format.write_array(member, plain, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_program(path: Path, function: Callable[..., Array], *shapes: Any) -> None:
+    """Write a function for any number of examples; ``jax.export.deserialize`` reads it without jaxpfl.
+
+    Args:
+      path: file to write; its folder is created.
+      function: function to write. Its last argument is an array of inputs [n, ...].
+      shapes: shapes of the arguments, as dictionaries and ``jax.ShapeDtypeStruct``; the last is the shape of ONE input.
+    """
+    *before, one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes)
+    inputs = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("n"), *one.shape), one.dtype)
+
+    def one_by_one(*given: Any) -> Array:
+        return jax.vmap(lambda row: function(*given[:-1], row[None])[0])(given[-1])
+
+    try:
+        exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*before, inputs)
+    except Exception:  # the function's own code needs the number of examples as a Python number
+        exported = jax.export.export(jax.jit(one_by_one), platforms=PLATFORMS)(*before, inputs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.whole(path, "wb") as file:
+        file.write(exported.serialize())
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
@@ -73,6 +111,17 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
     return tree
 
 
+def scaled(x: Any, manifest: Mapping[str, Any]) -> Any:
+    """Scale inputs [n, ...] of the models that a manifest describes as in training."""
+    if manifest["pixels"]:  # each channel, in single precision as `data.load` scales pixels
+        mean, deviation = (np.array([c[part] for c in manifest["pixels"]], np.float32) for part in _SCALE)
+    elif manifest["features"]:
+        mean, deviation = (np.array(manifest["features"][0][part]) for part in _SCALE)
+    else:
+        return x
+    return (x - mean) / deviation
+
+
 class Models:
     """One method's exported models; files are read on demand.
 
@@ -91,6 +140,13 @@ class Models:
         self._global_file = None if shared is None else str(shared["file"])
         self.client_ids = np.array(list(self._place), np.int32)
         self._stacks: dict[str, dict[str, np.ndarray]] = {}
+        self._program_files: dict[int | None, str] = {
+            id: str(group.get("program")) for group in groups for id in group[CLIENT_IDS]
+        }
+        self._program_files[None] = str((shared or {}).get("program"))
+        self._programs: dict[str, Callable[..., Array]] = {}
+        names = manifest.get("client_names") or {}
+        self._ids = {str(names.get(str(id), id)): id for id in self._place}
 
     def client(self, client_id: int) -> PyTree:
         """Parameters of a client's personalised model, in nested dictionaries with the structure of the model's own.
@@ -114,10 +170,148 @@ class Models:
         """Parameters of the global model, or None if the method has none."""
         return None if self._global_file is None else nested(self._read(self._global_file))
 
+    def predict(self, client: int | str | None, x: Any) -> np.ndarray:
+        """Predict the labels of new inputs, as the run predicted the labels of the client's test examples.
+
+        Args:
+          client: name of the client (a text) or its id (a number); None for the global model.
+          x: inputs in the form that the user's data had before the run scaled them. For a table: a data frame, or a
+            dictionary of columns. Otherwise an array [n, ...], or for a table its features as in ``manifest``. Pixels
+            are bytes, or real numbers from 0 to 1.
+
+        Returns:
+          Probabilities of the classes, [n, classes], or of the labels of a multilabel task, [n, labels]; expected
+          labels [n] or [n, d] for a regression; the model's output for a task of your own.
+
+        Raises:
+          JaxpflError: if the client is unknown, if there is no global model, if the inputs differ from the inputs of
+            the run, or if the models were exported by a version of jaxpfl without `predict`.
+        """
+        return self._predict(self._known(client), x)
+
+    def predict_table(self, table: Table, column: str | None) -> pandas.DataFrame:
+        """Predict the label of each row of a table: by the model of the row's client, or by the global model if new.
+
+        Args:
+          table: table with the columns of the run's features, and possibly others.
+          column: column with the clients' names; None to predict each row by the global model.
+
+        Returns:
+          A data frame with the columns ``client`` (empty for the global model without a column), ``prediction``, and a
+          probability for each class, such as ``probability_yes``. With several labels, there is a prediction for each.
+
+        Raises:
+          JaxpflError: as in `predict`, or if the run predicts neither classes nor numbers.
+        """
+        import pandas
+
+        clients = pandas.Series([""] * len(table.cells) if column is None else table.texts(column))
+        self._encoded(table, None)  # errors first, in the order of the lines
+        new = [name for name in dict.fromkeys(clients) if column is not None and name not in self._ids]
+        if new:
+            rows = f"{table.path}: {clients.isin(new).sum()} rows of {len(new)} new clients ({listed(new, new[0])})"
+            if self._global_file is None:
+                raise JaxpflError(f"{rows} need a global model, and {self.method} has none: leave these rows out")
+            warn(f"{rows} are predicted by the global model")
+        places = clients.groupby(clients).groups
+        parts = [
+            self._predict(self._ids.get(str(name)), table._replace(cells=table.cells.iloc[rows]))
+            for name, rows in places.items()
+        ]
+        found = np.concatenate(parts)[np.argsort(np.concatenate(list(places.values())))]
+        return pandas.DataFrame({"client": clients, **self._columns(found)})
+
+    def _columns(self, found: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of a table of predictions, given the result of `predict`."""
+        kind, classes = self.manifest["task"], self.manifest["class_names"]
+        if not np.isfinite(found).all():
+            raise JaxpflError(f"{self.method}: a model has diverged: its predictions are not finite numbers")
+        if kind in ("regression", "multilabel"):
+            targets = self.manifest["config"]["target"].split(",")
+            heads = [""] if found.size == len(found) else [f"_{name.strip()}" for name in targets]
+            values = dict(zip(heads, found.reshape(len(found), -1).T, strict=True))
+            if kind == "regression":
+                return {f"prediction{head}": own for head, own in values.items()}
+            labels = {f"prediction{head}": (own > 0.5).astype(int) for head, own in values.items()}
+            return labels | {f"probability{head}": own for head, own in values.items()}
+        if kind not in (CLASSIFICATION, "binary", "ranking"):
+            raise JaxpflError(f"a table cannot show predictions of the task {kind}: use predict in Python")
+        names = np.array(range(found.shape[1]) if classes is None else classes)
+        probabilities = {f"probability_{name}": own for name, own in zip(names, found.T, strict=True)}
+        return {"prediction": names[found.argmax(axis=1)], **probabilities}
+
+    def _known(self, client: int | str | None) -> int | None:
+        """Return the id of a client, given its name or id."""
+        if isinstance(client, str):
+            if client not in self._ids:
+                raise unknown_name("client", client, self._ids)
+            return self._ids[client]
+        if client in self._place and self._ids.get(str(client), client) != client:
+            raise JaxpflError(f"client {client} is the id of one client and the name of another: write names as text")
+        return client
+
+    def _encoded(self, x: Any, client_id: int | None) -> np.ndarray:
+        """Convert inputs to an array [n, ...]; the columns of a table become features, as for the client."""
+        if "inputs" not in self.manifest:
+            raise JaxpflError(f"{self._folder} was exported without predict, by an older version: export the run again")
+        record = self.manifest["columns"]
+        if not (isinstance(x, Table | Mapping) or hasattr(x, "columns")):
+            return np.asarray(x)
+        if record is None:
+            shape = self.manifest["input_shape"]
+            raise JaxpflError(f"{self._folder}: the run had no table: pass arrays {['n', *shape]} to predict in Python")
+        if isinstance(x, Mapping):
+            import pandas
+
+            x = pandas.DataFrame({name: np.atleast_1d(np.asarray(values, object)) for name, values in x.items()})
+        return TableColumns.from_json(record).of_client(client_id).apply(x)
+
+    def _scaled(self, x: np.ndarray) -> np.ndarray:
+        """Check inputs, and scale them as in training."""
+        manifest = self.manifest
+        kind, shape = manifest["inputs"], tuple(manifest["input_shape"])
+        if kind == "pixels":
+            x = x[..., None] if x.ndim == len(shape) and shape[-1] == 1 else x
+            x = pixels(x) if x.dtype == np.uint8 else x
+        most = np.finfo(np.float32).max
+        kinds, low, high, what = {
+            "pixels": ("f", 0, 1, "bytes (uint8), or real numbers from 0 to 1"),
+            "tokens": ("iu", 0, manifest["classes"] - 1, f"integers from 0 to {manifest['classes'] - 1}"),
+        }.get(kind, ("iufb", -most, most, "finite numbers, within the range of float32"))
+        if x.dtype.kind not in kinds or not ((x >= low) & (x <= high)).all():
+            got = f", from {x.min()} to {x.max()}" if x.size and x.dtype.kind in "iuf" else ""
+            raise JaxpflError(f"{kind} must be {what}, got {x.dtype}{got}")
+        if x.shape[1:] != shape:
+            raise JaxpflError(f"inputs must have the shape {['n', *shape]}, got {[*x.shape]}")
+        # First rounded as the reader rounded the run's data.
+        return scaled(x.astype(manifest["raw_dtype"]), manifest).astype(manifest["input_dtype"])
+
+    def _predict(self, client_id: int | None, x: Any) -> np.ndarray:
+        """Return the predictions of a client's model, or of the global model."""
+        x = self._scaled(self._encoded(x, client_id))
+        parameters = self.global_model if client_id is None else self.client(client_id)
+        if parameters is None:
+            raise JaxpflError(f"{self.method} of {self._folder} has no global model: name a client")
+        file = self._program_files[client_id]
+        if file not in self._programs:
+            path = self._checked(file)
+            with expecting(path, "a program that this version of jax reads; export the run again"):
+                self._programs[file] = jax.jit(jax.export.deserialize(bytearray(files.contents(path))).call)
+        program, arrays, parts = self._programs[file], leaves_by_path(parameters), []
+        for first in range(0, max(len(x), 1), _ROWS):
+            rows = x[first : first + _ROWS]
+            more = (1 << (len(rows) - 1).bit_length()) - len(rows)  # few sizes, few programs to compile
+            padded = np.pad(rows, [(0, more), *[(0, 0)] * (x.ndim - 1)])
+            parts.append(np.asarray(program(arrays, padded))[: len(rows)])
+        return np.concatenate(parts)
+
     def _read(self, file: str) -> dict[str, np.ndarray]:
+        return read_npz(self._checked(file))
+
+    def _checked(self, file: str) -> Path:
         path = files.inside(self._folder, file)
         files.check_checksum(self._folder, file)
-        return read_npz(path)
+        return path
 
 
 def load_models(path: str | Path, method: str | None = None) -> Models:
@@ -125,8 +319,8 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
 
     Example::
 
-        models = jaxpfl.load_models("runs/first/models", "adaped")
-        logits = task.model.apply(models.client(3), x)
+        models = jaxpfl.load_models("run/models", "ditto")
+        probabilities = models.predict("H03", pandas.read_csv("new.csv"))
 
     Args:
       path: folder to open.

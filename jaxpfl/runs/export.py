@@ -20,9 +20,11 @@ import numpy as np
 from jaxpfl import __version__
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.engine import model_files
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
 from jaxpfl.models import Task
-from jaxpfl.models.base import leaves_by_path
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, leaves_by_path
+from jaxpfl.models.losses import resolve
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.setup import Experiment, Origin
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
@@ -39,17 +41,21 @@ class Stack(NamedTuple):
       parameters: pytree of the clients' parameters, with leaves [m, ...].
       of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
         or with several models; ``parameters`` is then the method's state of the personalised model, unchanged.
+      predict: function of one client's parameters, by path, and inputs [n, ...] (`outcome`).
     """
 
     client_ids: np.ndarray
     parameters: PyTree
     of_model: bool
+    predict: Callable[..., Array]
 
 
 class LastModels:
     """Models of one method after the last round of a finished run, restored for one seed."""
 
     def __init__(self, run: StoredRun, experiment: Experiment, method: str, seed: int):
+        self.task = experiment.task
+        self._outcome = outcome(experiment.task, experiment.runs[method].spec.loss)
         self._witness = Witness(experiment.task)
         watched = experiment._replace(task=self._witness.task)
         self._client_ids = np.asarray(experiment.federation.client_ids)
@@ -93,7 +99,26 @@ class LastModels:
         each = jax.vmap(parameters)
         jax.eval_shape(each, models)
         # Under jit, the compiler removes the prediction, whose output is unused. Most methods' models need no copy.
-        return Stack(client_ids, models if unchanged else jax.jit(each)(models), of_model)
+        models = models if unchanged else jax.jit(each)(models)
+        own = self.task.model.apply if of_model else (lambda personal, x: predict(self._hp, personal, x))
+        return Stack(client_ids, models, of_model, self.by_path(own, models))
+
+    def by_path(self, predict: Callable[..., Array], parameters: PyTree) -> Callable[..., Array]:
+        """Return the function that gives the outcome of ``predict`` for parameters by path, like ``parameters``."""
+        structure, paths = jax.tree.structure(parameters), list(leaves_by_path(parameters))
+        return lambda arrays, x: self._outcome(predict(jax.tree.unflatten(structure, [arrays[p] for p in paths]), x))
+
+
+def outcome(task: Task, loss: Any) -> Callable[[Array], Array]:
+    """Return the function from a model's output to probabilities, or to expected labels for a regression."""
+    if task.kind in (CLASSIFICATION, NEXT_TOKEN):
+        return jax.nn.softmax
+    if task.kind in ("binary", "ranking"):
+        return lambda output: jax.nn.sigmoid(output.reshape(-1, 1) * jnp.array([-1, 1]))
+    if task.kind == "regression":
+        mean, labels = resolve("squared" if loss is None else loss).mean, () if task.num_classes == 1 else (-1,)
+        return lambda output: mean(output).reshape(output.shape[0], *labels)
+    return jax.nn.sigmoid if task.kind == "multilabel" else lambda output: output
 
 
 class Witness:
@@ -130,6 +155,7 @@ class Selection(NamedTuple):
       seed: seed to export; None for the run's first seed.
       only_global: whether to leave out the personalised models.
       per_client: whether to write one file per client instead of one file for all clients.
+      stablehlo: whether to write each model's predictions as a program of its own, which needs no other file.
     """
 
     method: str | None = None
@@ -137,6 +163,7 @@ class Selection(NamedTuple):
     seed: int | None = None
     only_global: bool = False
     per_client: bool = False
+    stablehlo: bool = False
 
 
 EVERYTHING = Selection()
@@ -191,24 +218,38 @@ def export(
         output.parent.mkdir(parents=True, exist_ok=True)  # first, as `partial` checks that the parent does not change
     with writing(output), partial(output) as place:
         place.mkdir()
-        entries = {}
+        entries: dict[str, Any] = {}
+        manifest = _manifest(stored, experiment, seed, entries)
+        if wanted.stablehlo and manifest["raw_dtype"] == "float64":
+            raise JaxpflError("--stablehlo reads inputs in float32, in which a feature of this table loses digits")
         for name in methods:
             models = LastModels(stored, experiment, name, seed)
-            entries[name] = _write_method(place, name, models, wanted)
-        manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
+            entries[name] = _write_method(place, name, models, wanted, manifest)
+        manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
     return output, manifest
 
 
-def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection) -> dict[str, Any]:
+def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection, manifest: dict) -> dict[str, Any]:
     """Write the models of one method, and return its entry in the manifest."""
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
+    task = models.task
+    x = jax.ShapeDtypeStruct(task.input_shape, jax.dtypes.canonicalize_dtype(task.input_dtype or float))
+
+    def write_alone(client: object, predict: Callable[..., Array], arrays: dict[str, Any]) -> None:
+        path = folder / name / "alone" / f"{client}.stablehlo"
+        model_files.write_program(path, lambda inputs: predict(arrays, model_files.scaled(inputs, manifest)), x)
+
     parameters = models.global_model()
     if parameters is not None:
         arrays = leaves_by_path(parameters)
         write_npz(folder / name / "global.npz", arrays)
-        entry["global"] = {"file": f"{name}/global.npz", "parameters": _shapes(arrays)}
+        predict, program = models.by_path(task.model.apply, parameters), f"{name}/global.stablehlo"
+        model_files.write_program(folder / program, predict, arrays, x)
+        entry["global"] = {"file": f"{name}/global.npz", "program": program, "parameters": _described(arrays)}
+        if wanted.stablehlo:
+            write_alone("global", predict, arrays)
     if wanted.only_global:
         return entry
     stacks = models.personal_models()
@@ -219,13 +260,17 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection
                 continue
             parameters = jax.tree.map(lambda a, rows=rows: a[rows], stack.parameters)
             stack = stack._replace(client_ids=stack.client_ids[rows], parameters=parameters)
-        file = f"{name}/personal{f'-{number}' if len(stacks) > 1 else ''}.npz"
-        if wanted.per_client:
-            file = f"{name}/clients/{{client}}.npz"
+        stem = f"{name}/personal{f'-{number}' if len(stacks) > 1 else ''}"
+        file, program = f"{name}/clients/{{client}}.npz" if wanted.per_client else f"{stem}.npz", f"{stem}.stablehlo"
         _write_stack(folder / file, stack)
-        described = _shapes(leaves_by_path(stack.parameters), of_one=True)
-        about = {"file": file, "parameters": described, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids}
-        entry["groups"].append(about)
+        arrays = leaves_by_path(stack.parameters)
+        shapes = {path: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for path, a in arrays.items()}
+        model_files.write_program(folder / program, stack.predict, shapes, x)
+        for row, client_id in enumerate(stack.client_ids if wanted.stablehlo else ()):
+            own = {path: jnp.asarray(array[row]) for path, array in arrays.items()}
+            write_alone(client_id, stack.predict, own)
+        about = {"file": file, "program": program, "parameters": _described(shapes)}
+        entry["groups"].append({**about, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids})
     return entry
 
 
@@ -240,9 +285,9 @@ def _write_stack(path: Path, stack: Stack) -> None:
         write_npz(path.with_name(f"{client_id}.npz"), {key: array[row] for key, array in hosted.items()})
 
 
-def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
-    """Return the shape and dtype of each array, by path; with ``of_one``, without the leading axis of clients."""
-    return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
+def _described(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the shape and dtype of each array, by path."""
+    return {path: {"shape": a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
 
 
 def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
@@ -254,15 +299,21 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
 
 
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
-    task, config = experiment.task, experiment.config
+    task, config, federation = experiment.task, experiment.config, experiment.federation
+    ids, names = map(str, np.asarray(federation.client_ids).tolist()), federation.client_names
     stored = data_sets.opened(config)
     data_set = data_sets.source_of(config) if stored is None else stored.source
     return {
         "format": FORMAT,
         "methods": entries,
         "model": config.model,
+        "task": task.kind,
         "classes": task.num_classes,
         "class_names": None if data_set.class_names is None else data_set.class_names.tolist(),
+        "client_names": names and dict(zip(ids, names, strict=True)),
+        "columns": experiment.columns and experiment.columns.to_json(),
+        "inputs": data_set.inputs,
+        "raw_dtype": str(data_set.x_train.dtype),
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.examples.x.dtype),
         "features": _scaling(experiment),

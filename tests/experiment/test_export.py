@@ -53,6 +53,15 @@ def test_every_clients_model_scores_what_the_run_says(finished, exported, method
     assert models.client_ids.tolist() == list(range(7))
     got = [right(experiment.task, models.client(i), test, i) for i in range(7)]
     np.testing.assert_array_equal(got, scored(finished, f"{method}/after_accuracy", test.size))
+    scale = models.manifest["pixels"][0]
+    raw = np.rint(16 * (np.asarray(test.x) * scale["deviation"] + scale["mean"])) / 16  # digits have 17 grey levels
+    found = [models.predict(i, raw[i, : test.size[i]]).argmax(axis=1) for i in range(7)]
+    got = [(own == test.y[i, : test.size[i]]).sum() for i, own in enumerate(found)]
+    np.testing.assert_array_equal(got, scored(finished, f"{method}/after_accuracy", test.size))
+    levels = (255 * raw[0, :2, ..., 0]).astype(np.uint8)  # bytes, without the axis of channels
+    np.testing.assert_allclose(models.predict(0, levels), models.predict(0, levels[..., None] / 255), rtol=1e-5)
+    with pytest.raises(JaxpflError, match=r"real numbers from 0 to 1, got float32, from 0.0 to 16.0"):
+        models.predict(0, 16 * raw[0])
     if method == "local":
         assert models.global_model is None
     else:
@@ -185,7 +194,9 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
             export(finished, output, Selection("local"))
     assert not list(tmp_path.iterdir())
     export(finished, output, Selection("local"))
-    assert sorted(p.name for p in output.rglob("*")) == ["SHA256SUMS", "local", "manifest.json", "personal.npz"]
+    assert sorted(p.name for p in output.rglob("*")) == [
+        *("SHA256SUMS", "local", "manifest.json", "personal.npz", "personal.stablehlo"),
+    ]
 
 
 def test_a_run_that_was_warm_started_needs_its_start_no_more(tmp_path):

@@ -137,9 +137,9 @@ class TableColumns(NamedTuple):
         rest = iter(fills)
         return self._replace(columns=tuple(own._replace(fill=next(rest)) if own.gaps else own for own in self.columns))
 
-    def of_client(self, client_id: int) -> TableColumns:
+    def of_client(self, client_id: int | None) -> TableColumns:
         """Return the record with a client's own values for missing ones, if it has its own values."""
-        own = (self.client_fills or {}).get(client_id)
+        own = None if client_id is None else (self.client_fills or {}).get(client_id)
         return self if own is None else self.filled(own)
 
     @property
