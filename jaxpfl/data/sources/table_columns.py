@@ -75,7 +75,8 @@ class Column(NamedTuple):
             raise JaxpflError(f"{table.path} line {line}: no value in column {shown(name)}: fill it in")
         if self.kind == "categorical":
             check_fits(table.path, 8 * len(self.levels) * len(cells))
-            places = pandas.Index(self.levels, dtype=object).get_indexer(cells.mask(lacking, self.fill).astype(object))
+            texts = pandas.Index(cells.mask(lacking, self.fill), dtype=object)
+            places = pandas.Index(self.levels, dtype=object).get_indexer(texts)
             if (places < 0).any():
                 row = int(places.argmin())
                 known = printable(", ".join(self.levels), 200)
@@ -262,7 +263,7 @@ def days_of(cells: Any, date_format: str) -> np.ndarray:
     return ((times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(np.float64)
 
 
-def _formats(cells: pandas.Series) -> list[str]:
+def _formats(cells: Any) -> list[str]:
     """Return the formats that all these dates have; none if a cell is not a date."""
     return [one for one in _DATES if not np.isnan(days_of(cells, one)).any()]
 

@@ -127,7 +127,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         if len(user_names) < 2:
             alone = shown(str(user_names[0]))
             raise JaxpflError(f"{path}: column {shown(options.client)} names only one client, {alone}")
-        if tested.any() and not np.isin(users_test, users).any():
+        if users_test is not None and not np.isin(users_test, users).any():
             raise JaxpflError(f"{path}: no client has rows both before and after split_date = {options.split_date}")
     if options.person is not None:
         persons, _, _ = number_users(np.array(table.texts(options.person)), None)
@@ -164,8 +164,8 @@ def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.nda
 
 def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
     """Return the table without rows that lack a needed value, or raise an error unless ``missing`` is "drop"."""
-    gaps = table.cells[needed].map(table.is_missing)
-    lacking = gaps.any(axis=1).to_numpy()
+    gaps = table.cells.loc[:, needed].map(table.is_missing)
+    lacking = gaps.to_numpy().any(axis=1)
     if not lacking.any():
         return table
     if missing != "drop":
