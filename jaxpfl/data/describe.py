@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.core.types import Federation
+from jaxpfl.core.types import Federation, Names
 from jaxpfl.data.labels import are_classes, labelled_tokens
 from jaxpfl.data.sources.base import Source
 from jaxpfl.data.stack import listed
 from jaxpfl.support.console import columns
+from jaxpfl.support.errors import label
 
 _MOST_COLUMNS = 20
 
@@ -32,6 +33,7 @@ class Summary:
       labels: mean and standard deviation of each client's labels, [m, 2], if labels are real numbers or vectors;
         otherwise None.
       tokens: split -> number of each client's tokens with a label, [m], for next-token; otherwise None.
+      client_names: names of the clients, as `Federation.client_names`.
     """
 
     client_ids: np.ndarray
@@ -43,6 +45,7 @@ class Summary:
     clusters: np.ndarray | None = None
     labels: np.ndarray | None = None
     tokens: dict[str, np.ndarray] | None = None
+    client_names: Names | None = None
 
     @property
     def has_classes(self) -> bool:
@@ -103,6 +106,7 @@ def summary(
         clusters=None if member is None else member[np.asarray(federation.client_ids)],
         labels=moments,
         tokens=tokens,
+        client_names=federation.client_names,
     )
 
 
@@ -142,6 +146,8 @@ def describe(counts: Summary) -> dict[str, Any]:
         {"client_id": int(client), **{s: int(sizes[i]) for s, sizes in counts.sizes.items()}, **own[i]}
         for i, client in enumerate(counts.client_ids)
     ]
+    for row, name in zip(described["per_client"], counts.client_names or (), strict=False):
+        row["client_name"] = name
     return described
 
 
@@ -193,12 +199,14 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     else:
         heads = ["train", "mean", "std"]
         rows = [[c["train"], f"{c['label_mean']:.4g}", f"{c['label_std']:.4g}"] for c in clients]
-    lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
-    lines += [_row(client["client_id"], row, width) for client, row in zip(clients, rows, strict=True)]
+    who = ["client", *(label(client.get("client_name", str(client["client_id"]))) for client in clients)]
+    first = max(8, *(len(one) + 2 for one in who))
+    lines += ["", "training examples by class" if narrow else "training examples"]
+    lines += [_row(one, row, width, first) for one, row in zip(who, [heads, *rows], strict=True)]
     if described["clients"] > most_clients:
         lines.append(f"... and {described['clients'] - most_clients} more clients")
     if narrow:
-        lines.append(_row("clients", described["clients_per_class"]))
+        lines.append(_row("clients", described["clients_per_class"], width, first))
     return "\n".join(lines)
 
 
@@ -242,5 +250,5 @@ def _spread_lines(spreads: dict[str, dict[str, float]], totals: dict[str, int]) 
     ]
 
 
-def _row(name: Any, cells: Any, width: int = 6) -> str:
-    return f"{name!s:<8}" + "".join(f"{cell!s:>{width}}" for cell in cells)
+def _row(name: str, cells: Any, width: int, first: int) -> str:
+    return f"{name:<{first}}" + "".join(f"{cell!s:>{width}}" for cell in cells)

@@ -16,7 +16,7 @@ from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
 from jaxpfl.data.sources.base import Source, are_unseen, pooled, unseen
-from jaxpfl.data.stack import Dealt, alike, chosen, nonempty_clients, stack_dealt, warn_of_shared
+from jaxpfl.data.stack import Dealt, alike, chosen, labels, nonempty_clients, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, filled, fills_of, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -147,12 +147,12 @@ def federate(source: Source, **settings: Any) -> Federation:
         train, test = _hold_out(train, source, test_share, split_seed, SplitPurpose.TEST)
     assert y_test is not None
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
-    kept = np.arange(len(train))
+    kept, names = np.arange(len(train)), _names(source, dealt.train) if given.partition == "natural" else None
     if given.partition == "natural" and test_share > 0.0:
         # Clients without training examples are not removed here, because `stack_dealt` checks them.
         untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
         lack, remedy = "have too few examples to be tested", "put more users in a client"
-        kept = np.flatnonzero(nonempty_clients(untested, kept, drop_empty, lack, remedy))
+        kept = np.flatnonzero(nonempty_clients(untested, labels(kept, names), drop_empty, lack, remedy))
 
     x_train, x_test = alike(source.x_train, x_test, source.name)
 
@@ -165,9 +165,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         dealt_of(x_train, source.y_train, validation),
         kept,
         drop_empty,
+        names and names.rows(kept),
     )
-    if given.partition == "natural":
-        federation = federation._replace(client_names=_names(source, [dealt.train[i] for i in federation.client_ids]))
     if dealt.test is not None:
         warn_of_shared(federation)
     if source.columns is not None:

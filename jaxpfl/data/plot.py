@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.describe import Summary
-from jaxpfl.support.console import plain, save_png
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.console import literal, plain, save_png
+from jaxpfl.support.errors import JaxpflError, label
 
 _SHADES = ("#e6effb", "#9cc2ef", "#2a78d6", "#123c73")
 _SPLIT_COLORS = {"train": "#2a78d6", "validation": "#d99a00", "test": "#1baa7a"}
@@ -66,8 +66,11 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     _bars(bars, counts, order)
     heat.set_xlim(-0.5, m - 0.5)
     if m <= _MOST_NAMED:
-        step = 1 if m <= 30 else 5
-        bars.set_xticks(np.arange(0, m, step), [str(client) for client in counts.client_ids[order][::step]])
+        if counts.client_names is None:
+            step = 1 if m <= 30 else 5
+            bars.set_xticks(np.arange(0, m, step), [str(client) for client in counts.client_ids[order][::step]])
+        else:
+            bars.set_xticks(np.arange(m), [literal(label(name)) for name in counts.client_names], rotation=90)
         bars.set_xlabel("client", color=_INK)
     else:
         bars.set_xlabel(f"{m} clients, sorted by their most frequent class", color=_INK)

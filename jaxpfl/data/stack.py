@@ -15,7 +15,7 @@ from jaxpfl.core import types as store
 from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data.labels import check_finite, checked_labels, digit_loss, narrowed
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.errors import JaxpflError, shown, warn
 
 _ENTRIES = 2**18
 """Number of entries that are hashed together, chosen so that they fit into a processor's cache."""
@@ -70,23 +70,24 @@ def stack_clients(
     names = None if client_names is None else Names(map(str, client_names))
     if names is not None and len(names) != m:
         raise JaxpflError(f"client_names must be {m} texts, got {len(names)}")
+    who = labels(ids, names)
     parts: dict[str, list[Examples]] = {}
     for split, own in (("train", train), ("validation", validation), ("test", test)):
         if own is not None and len(own) != m:
             raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
         parts[split] = [
             _check_client(x, y, f"client {i}, {split}")
-            for i, (x, y) in zip(ids, () if own is None else own, strict=False)
+            for i, (x, y) in zip(who, () if own is None else own, strict=False)
         ]
 
-    kept = nonempty_clients(np.array([len(y) == 0 for _, y in parts["train"]]), ids, drop_empty)
+    kept = nonempty_clients(np.array([len(y) == 0 for _, y in parts["train"]]), who, drop_empty)
     if not kept.all():
         parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
-        ids, names = ids[kept], names and names.rows(np.flatnonzero(kept))
+        ids, names, who = ids[kept], names and names.rows(np.flatnonzero(kept)), who[kept]
 
-    feature, label = _common(parts, ids)
+    feature, label = _common(parts, who)
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
-    check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
+    check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), who, one)
     stacked = {split: _joined(own, len(ids), feature, label) for split, own in parts.items()}
     wide = jax.tree.map(lambda leaf: digit_loss(leaf) is not None, stacked["train"].examples.x)
     for split, made in stacked.items():
@@ -121,9 +122,14 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     return ids.astype(np.int32)
 
 
+def labels(ids: np.ndarray, names: Names | None) -> np.ndarray:
+    """Return the clients' names in quotes for messages, shortened; their ids if the names are unknown."""
+    return ids if names is None else np.array([shown(name, 40) for name in names], object)
+
+
 def nonempty_clients(
     empty: np.ndarray,
-    ids: np.ndarray,
+    who: np.ndarray,
     drop_empty: bool,
     lack: str = "have no training data",
     remedy: str = "give them some",
@@ -132,7 +138,7 @@ def nonempty_clients(
 
     Args:
       empty: mask of the clients that lack examples, [m].
-      ids: ids of all clients, [m].
+      who: `labels` of all clients, [m].
       drop_empty: whether to leave these clients out with a warning, instead of raising an error.
       lack: phrase that says what these clients lack, for messages.
       remedy: advice besides ``drop_empty``, for messages.
@@ -141,7 +147,7 @@ def nonempty_clients(
       JaxpflError: if a client lacks examples (unless ``drop_empty``), or if all clients lack examples.
     """
     if empty.any():
-        problem = f"{empty.sum()} of {len(ids)} clients {lack} (client {listed(ids[empty])})"
+        problem = f"{empty.sum()} of {len(who)} clients {lack} (client {listed(who[empty])})"
         if not drop_empty:
             raise JaxpflError(f"{problem}: {remedy}, or leave them out with drop_empty (--drop-empty)")
         if empty.all():
@@ -223,7 +229,7 @@ def _arrays(x: Any) -> Any:
     return np.asarray(x)
 
 
-def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
+def _common(parts: dict[str, list[Examples]], who: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
     """Return the shape and dtype (`jax.ShapeDtypeStruct`) of one input and of one label.
 
     The first client with data defines the shapes, and all other clients with data must have the same shapes. A leaf
@@ -231,7 +237,7 @@ def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax
     """
     common: Any = None
     for split, own in parts.items():
-        for i, example in zip(ids, own, strict=False):
+        for i, example in zip(who, own, strict=False):
             if not len(example[1]):
                 continue
             whose = f"client {i}, {split}"
@@ -290,12 +296,12 @@ def narrowed_floats(leaf: np.ndarray, wide: bool | None = None) -> np.ndarray:
     return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
 
 
-def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
+def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
     """Raise an error if examples would not fit in memory, before anything is allocated.
 
     Args:
       sizes: [splits, m], number of examples of each client.
-      ids: [m], ids of the clients.
+      who: [m], `labels` of the clients.
       one: number of bytes per example.
 
     Raises:
@@ -305,7 +311,7 @@ def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
     largest = int(of_client.argmax())
     host_memory.check(
         one * int(of_client.sum()),
-        f"{of_client.sum()} examples of {len(ids)} clients (client {ids[largest]} has {of_client[largest]} of them) "
+        f"{of_client.sum()} examples of {len(who)} clients (client {who[largest]} has {of_client[largest]} of them) "
         "need",
         "use fewer examples or fewer clients",
     )
@@ -384,13 +390,16 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
     return stored, other
 
 
-def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
+def stack_dealt(
+    train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool, names: Names | None = None
+) -> Federation:
     """Stack examples that are dealt to clients; the result is the same as by `stack_clients`.
 
     Args:
       train, test, validation: examples of the clients, which are not checked; their inputs come from `alike`.
       client_ids: [m], ids of the clients.
       drop_empty: whether to leave out clients without training examples, with a warning.
+      names: names of the clients, [m].
 
     Raises:
       JaxpflError: if a client has no training examples (unless ``drop_empty``), or if memory or disk space is too
@@ -398,10 +407,12 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     """
     splits = (train, validation, test)
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
-    kept = nonempty_clients(sizes[0] == 0, client_ids, drop_empty)
+    who = labels(client_ids, names)
+    kept = nonempty_clients(sizes[0] == 0, who, drop_empty)
     ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
     in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not host_memory.is_mapped(leaf)]
-    check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))
+    one = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y))
+    check_memory(sizes, who[kept], one)
     real = any(np.issubdtype(split.y.dtype, np.floating) for split in splits if len(split.y))
 
     def stacked(split: Dealt, sizes: np.ndarray) -> ClientData:
@@ -414,7 +425,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
             store.Examples(x, np.asarray(y.astype(np.float32 if real else np.int32, copy=False))), sizes
         )
 
-    return Federation(ids, *map(stacked, splits, sizes))
+    return Federation(ids, *map(stacked, splits, sizes), client_names=names and names.rows(np.flatnonzero(kept)))
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:

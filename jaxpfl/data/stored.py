@@ -142,9 +142,9 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         columns = None if columns is None else TableColumns.from_json(columns)
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
-    names = {one: manifest.get(one) for one in ("class_names", "feature_names")}  # older manifests lack names
-    source = source._replace(**{one: None if own is None else np.array(own) for one, own in names.items()})
-    source = source._replace(scales=scales, task=task, columns=columns)
+    names = manifest.get("class_names")
+    class_names = None if names is None else np.array(names)
+    source = source._replace(scales=scales, task=task, class_names=class_names, columns=columns)
     return Stored(federation, source, dict(manifest["split"]))
 
 
@@ -185,7 +185,6 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
         "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
         "task": source.task,
         "class_names": None if source.class_names is None else source.class_names.tolist(),
-        "feature_names": None if source.feature_names is None else source.feature_names.tolist(),
         "client_names": None if federation.client_names is None else list(federation.client_names),
         "columns": None if source.columns is None else source.columns.to_json(),
     }

@@ -13,7 +13,7 @@ from jaxpfl.algorithms.parts.schedules import OWN
 from jaxpfl.algorithms.parts.servers import check_rate
 from jaxpfl.core.settings import is_default
 from jaxpfl.core.types import Federation
-from jaxpfl.data.stack import listed
+from jaxpfl.data.stack import labels, listed
 from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.models import Task
@@ -93,7 +93,7 @@ def check_federation(
     elif untested.all():
         warn("no client has test examples: every score will be NaN", strict=strict)
     elif untested.any():
-        ids = listed(np.asarray(federation.client_ids)[untested])
+        ids = listed(labels(np.asarray(federation.client_ids), federation.client_names)[untested])
         warn(
             f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores cover only "
             "the other clients",

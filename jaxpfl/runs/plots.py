@@ -6,12 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxpfl.runs.scores import ACCURACY, Headline, fraction_hurt
-from jaxpfl.support.console import INK, entitle, new_axes, save, shades
+from jaxpfl.runs.scores import ACCURACY, Headline, client_means, fraction_hurt
+from jaxpfl.support.console import INK, entitle, literal, new_axes, save, shades
+from jaxpfl.support.errors import label
+
+Records: TypeAlias = list[dict[str, Any]]
+"""Records in ``metrics.jsonl``."""
+Clients: TypeAlias = Mapping[str, np.ndarray]
+"""Arrays ``client_names`` and ``unseen_client_names`` of ``clients.npz``."""
+Arrays: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
+"""Method -> arrays of its .npz file."""
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 LOCAL = "local"
@@ -20,27 +28,23 @@ _MOST_BESIDE = 6
 
 
 def write_plots(
-    folder: Path,
-    records: list[dict[str, Any]],
-    arrays: dict[str, dict[str, np.ndarray]],
-    headline: Headline = ACCURACY,
+    folder: Path, records: Records, arrays: Arrays, headline: Headline = ACCURACY, who: Clients | None = None
 ) -> list[Path]:
     """Write the `figures` as PNG files into a folder, and return the files' paths."""
     folder.mkdir(exist_ok=True)
-    return [save(figure, folder, name) for name, figure in figures(records, arrays, headline).items()]
+    return [save(figure, folder, name) for name, figure in figures(records, arrays, headline, who).items()]
 
 
 def figures(
-    records: list[dict[str, Any]],
-    arrays: dict[str, dict[str, np.ndarray]],
-    headline: Headline = ACCURACY,
+    records: Records, arrays: Arrays, headline: Headline = ACCURACY, who: Clients | None = None
 ) -> dict[str, Any]:
     """Plot the metrics over the rounds, and the clients' scores after the last round.
 
     Args:
-      records: records in ``metrics.jsonl``.
-      arrays: method -> arrays of its .npz file.
+      records: records of the run.
+      arrays: scores of the methods.
       headline: metric of the scores.
+      who: names of the clients, if they are known.
 
     Returns:
       Name of the plot -> matplotlib figure, without figures that would be empty.
@@ -48,10 +52,11 @@ def figures(
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     recorded = {name for record in records for name in record}
     clients, unseen = (_named(arrays, f"{which}after_{headline.name}") for which in ("", "unseen_"))
+    names, newcomers = ((who or {}).get(f"{which}client_names") for which in ("", "unseen_"))
     drawn = {
         headline.name: _scores(records, colors, headline),
-        "clients": _clients(clients, colors, "Clients after the last round", headline),
-        "unseen": _clients(unseen, colors, "Unseen clients after their adaptation", headline),
+        "clients": _clients(clients, colors, "Clients after the last round", headline, names),
+        "unseen": _clients(unseen, colors, "Unseen clients after their adaptation", headline, newcomers),
     }
     if "psi" in recorded:
         title = "Estimated spread of the clients (psi)"
@@ -76,7 +81,7 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
+def _series(records: Records, method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
     """Collect metrics over the rounds, from the records that contain all the named metrics.
 
     Returns:
@@ -140,7 +145,7 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = 
         axes.legend(handles=handles, frameon=False, loc="best")
 
 
-def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
+def _scores(records: Records, colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
     """Plot the scores of the personalised models (solid) and of the global models (dashed) over the rounds."""
     scale, of_globals = headline.scale, f"global_{headline.name}"
     figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
@@ -179,12 +184,23 @@ def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Hea
     return figure
 
 
-def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
+def _named(arrays: Arrays, name: str) -> dict[str, np.ndarray]:
     """Return the array called ``name`` of every method that has one."""
     return {method: own[name] for method, own in arrays.items() if name in own}
 
 
-def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY) -> Any:
+def _name_worst(axes: Any, x: np.ndarray, y: np.ndarray, names: np.ndarray | None, *, lower: bool = False) -> None:
+    """Write the names of the three clients with the worst values beside their dots, unless they would overlap."""
+    worst = np.argsort(-y if lower else y, kind="stable")[: 0 if names is None else 3]
+    beside = {"textcoords": "offset points", "xytext": (4, -1), "va": "top"}
+    for rank, i in enumerate(worst):
+        if all(abs(y[i] - y[j]) > 0.03 * np.ptp(y) for j in worst[:rank]):
+            axes.annotate(literal(label(str(names[i]))), (x[i], y[i]), fontsize=8, color=INK, **beside)
+
+
+def _clients(
+    scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY, names: Any = None
+) -> Any:
     """Plot each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
     if not any(np.isfinite(values).any() for values in scores.values()):
         return None
@@ -193,11 +209,14 @@ def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, 
     )
     jitter = np.random.default_rng(0)
     for place, (method, values) in enumerate(scores.items()):
-        client = headline.scale * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
+        client = headline.scale * client_means(values)
+        shown = np.isfinite(client)
+        client = client[shown]
         if not len(client):
             continue
         dots = place + jitter.uniform(-0.22, 0.22, len(client))
         axes.scatter(dots, client, s=16, color=colors[method], alpha=0.45, linewidths=0)
+        _name_worst(axes, dots, client, None if names is None else names[shown], lower=headline.lower)
         low, high = np.quantile(client, [0.25, 0.75])
         axes.vlines(place, low, high, color=INK, linewidth=2)
         axes.hlines(client.mean(), place - 0.3, place + 0.3, color=INK, linewidth=2)
@@ -212,7 +231,7 @@ def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, 
     return figure
 
 
-def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
+def _metric(records: Records, colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
     """Plot a metric over the rounds for every method that has it; return None if no method has it."""
     found = {method: _series(records, method, "round", name) for method in colors}
     curves = {method: (rounds, values) for method, (rounds, values) in found.items() if len(rounds)}
@@ -225,7 +244,7 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
     return figure
 
 
-def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+def _uploads(records: Records, colors: dict[str, str]) -> Any:
     """Plot the norms of private uploads before clipping, and the clipping norm (dashed)."""
     figure = _metric(
         records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: clipping norm)"
@@ -241,7 +260,7 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
 
 
 def _bytes_plot(
-    records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
+    records: Records, colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
 ) -> Any:
     """Plot a metric over the bytes that all clients uploaded, for the methods that record these bytes.
 
@@ -268,12 +287,13 @@ def _bytes_plot(
     return figure
 
 
-def gains(arrays: Mapping[str, Mapping[str, np.ndarray]], headline: Headline) -> Any:
+def gains(arrays: Arrays, headline: Headline, names: np.ndarray | None = None) -> Any:
     """Plot each client's gain over local training, with the clients sorted from the smallest to the largest gain.
 
     Args:
       arrays: method -> arrays of its .npz file.
       headline: metric of the scores.
+      names: names of the clients, [m], if known.
 
     Returns:
       The matplotlib figure; None if there is no local training, no other method, or no score to compare.
@@ -288,14 +308,15 @@ def gains(arrays: Mapping[str, Mapping[str, np.ndarray]], headline: Headline) ->
     entitle(axes, "Gain over local training (mean over seeds)")
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     for method, scores in others.items():
-        difference = headline.scale * (scores - local) * (-1 if headline.lower else 1)
-        seen = np.isfinite(difference).any(axis=0)
-        if not seen.any():
+        difference = headline.scale * headline.better(client_means(scores) - client_means(local))
+        order = np.argsort(difference)[: np.isfinite(difference).sum()]  # NaN is last
+        if not len(order):
             continue
-        client = np.sort(np.nanmean(np.where(np.isfinite(difference), difference, np.nan)[:, seen], axis=0))
+        client = difference[order]
         hurt = 100 * fraction_hurt(scores, local, lower=headline.lower)
         at = 100 * (np.arange(len(client)) + 0.5) / len(client)
         axes.plot(at, client, color=colors[method], linewidth=2, label=f"{method}: {hurt:.0f} % worse off")
+        _name_worst(axes, at, client, None if names is None else names[order])
     if not axes.lines:
         return None
     axes.axhline(0, color=INK, linewidth=1)

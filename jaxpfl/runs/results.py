@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from jaxpfl.engine.evaluate import example_weights, first_time, is_root
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined
+from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined, worst
 from jaxpfl.runs.scores import over_clients as statistics
 from jaxpfl.runs.setup import Experiment, Protection, require
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn
 
+CLIENTS, _WHO = "clients.npz", ("client_ids", "client_names")
 _ARRAYS = "arrays_sha256"
+_Arrays: TypeAlias = dict[str, np.ndarray]
 _ANEW = "delete {}, then --resume the run to recreate it from the checkpoint"
 
 
@@ -191,6 +193,12 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
     return stored, read_npz(path)
 
 
+def read_clients(folder: Path) -> dict[str, np.ndarray]:
+    """Read the clients' ids, and names if they are known, from ``clients.npz``; empty if the run has not finished."""
+    path = folder / CLIENTS
+    return read_npz(path, (*_WHO, "unseen_client_names")) if path.exists() else {}
+
+
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Collect the results of all methods, and write ``clients.npz``, the plots and, last, ``summary.json``.
 
@@ -208,24 +216,25 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         warn(f"{folder / 'metrics.jsonl'} lacks rounds of {', '.join(lost)}: the plots over rounds leave them out")
     headline = experiment.headline
     local = arrays["local"][f"after_{headline.name}"] if "local" in arrays else None
+    parts = {"": experiment.federation, "unseen_": experiment.unseen}
+    of_clients = {f"{of}{name}": getattr(part, name, None) for of, part in parts.items() for name in _WHO}
+    who = {name: np.array(values) for name, values in of_clients.items() if values is not None}
     methods = {}
     for name, scores in arrays.items():
         own = [r for r in records if r["method"] == name]
-        methods[name] = _row(experiment, scores, local, [r for r in own if r["kind"] == "evaluation"]) | stored[name]
+        evaluations = [r for r in own if r["kind"] == "evaluation"]
+        methods[name] = _row(experiment, scores, who, local, evaluations) | stored[name]
         if config.time_model is not None:
             methods[name] |= _times(own, config, headline)
         if stored[name]["privacy"]:
             methods[name] |= _clipping(own, stored[name], experiment)
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
-    with files.whole(folder / "clients.npz", "wb") as file:
-        ids = {"client_ids": np.asarray(experiment.federation.client_ids)}
-        if experiment.unseen is not None:
-            ids["unseen_client_ids"] = np.asarray(experiment.unseen.client_ids)
-        np.savez(file, allow_pickle=False, **ids, **flat)
+    with files.whole(folder / CLIENTS, "wb") as file:
+        np.savez(file, allow_pickle=False, **who, **flat)
     from jaxpfl.runs.plots import write_plots
 
-    write_plots(folder / "plots", records, arrays, headline)
+    write_plots(folder / "plots", records, arrays, headline, who)
     result = {
         "methods": methods,
         "rounds": config.rounds,
@@ -237,6 +246,11 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         "run_dir": str(folder),
         "version": __version__,
     }
+    if experiment.constant is not None:
+        (prediction, own), names = experiment.constant, experiment.class_names
+        unscored = np.isnan(next(iter(arrays.values()))[f"after_{headline.name}"]).all(axis=0)  # such as attackers
+        over = statistics(np.where(unscored, np.nan, own), lower=headline.lower)
+        result["constant"] = {"prediction": prediction if names is None else names[prediction], **over}
     if headline != ACCURACY:
         result |= {"task": experiment.task.kind, "metric": headline.name, "lower_is_better": headline.lower}
     files.write_json(folder / "summary.json", result)
@@ -299,13 +313,14 @@ def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline)
 
 
 def _row(
-    experiment: Experiment, scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]
+    experiment: Experiment, scores: _Arrays, who: _Arrays, local: np.ndarray | None, evaluations: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the summary of one method: statistics of its scores over clients and seeds.
 
     Args:
       experiment: experiment of the run.
       scores: arrays of the method's .npz file.
+      who: ids of the clients, and their names if they are known, as in ``clients.npz``.
       local: clients' scores under local training [S, m]; None if it is not among the methods.
       evaluations: records of the method's evaluations.
     """
@@ -329,6 +344,9 @@ def _row(
         f"unseen_before_{name}": over_clients("unseen_before"),
         "fraction_hurt": None if local is None else fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
+    if "client_names" in who:
+        row["worst_clients"] = worst(scores[f"after_{name}"], who, headline)
+        row["hurt_clients"] = [] if local is None else worst(scores[f"after_{name}"], who, headline, local)
     if left_out := undefined(scores, name, examples):
         row["undefined"] = left_out
     if others := other_metrics(scores, headline, sizes, experiment.task, examples):

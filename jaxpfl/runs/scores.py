@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.types import Federation
 from jaxpfl.engine.evaluate import chosen, is_root, mean_over_examples
 from jaxpfl.models import Task
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
+from jaxpfl.support.errors import label
 
 
 class Headline(NamedTuple):
@@ -198,9 +201,9 @@ def other_metrics(
         if name == key or name in (headline.name, *_NO_METRICS):
             continue
         entry: dict[str, Any] = {}
-        for label, own in (("personalized", of_clients), ("global", scores.get(f"global_{name}"))):
+        for of, own in (("personalized", of_clients), ("global", scores.get(f"global_{name}"))):
             over = None if own is None else over_clients(own, sizes=sizes, root=is_root(task, name))
-            entry[label] = None if over is None else {name: over[name] for name in _OF_OTHERS}
+            entry[of] = None if over is None else {name: over[name] for name in _OF_OTHERS}
         found[name] = entry | {"undefined": undefined(scores, name, sizes if examples is None else examples)}
     return found
 
@@ -216,6 +219,61 @@ def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False)
     both = ~np.isnan(scores) & ~np.isnan(local)
     worse = scores > local if lower else scores < local
     return float(worse[both].mean()) if both.any() else math.nan
+
+
+def client_means(scores: np.ndarray) -> np.ndarray:
+    """Return each client's mean score over the seeds that have one, [S, m] -> [m]; NaN if none has."""
+    finite = np.isfinite(scores)
+    return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
+
+
+def worst(
+    scores: np.ndarray, who: Mapping[str, np.ndarray], headline: Headline, base: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Return the five clients with the worst scores (mean over seeds), by id, name and value, the worst first.
+
+    Args:
+      scores: scores [S, m].
+      who: arrays ``client_ids`` and ``client_names``, [m].
+      headline: metric of the scores.
+      base: other scores [S, m]. The values are then the differences to these, of the clients that are worse off.
+    """
+    values, most = client_means(scores), math.inf
+    if base is not None:
+        values, most = values - client_means(base), 0.0
+    order = [i for i in np.argsort(headline.better(values), kind="stable")[:5] if headline.better(values[i]) < most]
+    found = [(int(who["client_ids"][i]), str(who["client_names"][i]), float(values[i])) for i in order]
+    return [dict(zip(("client_id", "client_name", "value"), one, strict=True)) for one in found]
+
+
+def words_of_clients(found: Iterable[Mapping[str, Any]], headline: Headline) -> str:
+    """Return the names of the clients that `worst` returns, with their values."""
+    return ", ".join(f"{label(one['client_name'])} {headline.number(one['value'])}" for one in found)
+
+
+def constant_scores(federation: Federation, kind: str) -> tuple[Any, np.ndarray] | None:
+    """Score the best constant prediction: the most frequent training label, or the mean of the training labels.
+
+    Args:
+      federation: clients with labels.
+      kind: task of the labels.
+
+    Returns:
+      The prediction, and its accuracy (root mean squared error for a regression) on each client's test examples, [m].
+      None for a task with another headline, whose value for a constant means nothing.
+    """
+    real = kind == "regression"
+    if not real and kind not in (CLASSIFICATION, "binary", NEXT_TOKEN):
+        return None
+    train, test = (split.flat().y for split in (federation.train, federation.test))
+    prediction = (
+        train.mean(axis=0, dtype=np.float64) if real else int(np.bincount(train[train >= 0], minlength=1).argmax())
+    )
+    total, counted = (np.square(test - prediction), np.ones(test.shape)) if real else (test == prediction, test >= 0)
+    owner, axes = np.repeat(np.arange(federation.num_clients), federation.test.size), tuple(range(1, test.ndim))
+    sums, counts = (np.bincount(owner, of.sum(axis=axes), federation.num_clients) for of in (total, counted))
+    mean = sums / np.where(counts > 0, counts, math.nan)
+    return prediction, np.sqrt(mean) if real else mean
 
 
 def best_on_validation(

@@ -41,7 +41,7 @@ from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE, STOP
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
 from jaxpfl.runs.data_sets import is_table, model_for, preset, source_of
-from jaxpfl.runs.scores import HEADLINES, Headline
+from jaxpfl.runs.scores import HEADLINES, Headline, constant_scores
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import files, processes
@@ -74,6 +74,7 @@ class Experiment(NamedTuple):
       columns: columns of the table from which the features come, as `Source.columns`, with the values that replace
         missing ones.
       caveats: limitations of the experiment's privacy claims.
+      constant: constant prediction and its scores, as `constant_scores` returns them.
     """
 
     config: RunConfig
@@ -88,6 +89,7 @@ class Experiment(NamedTuple):
     class_names: np.ndarray | None = None
     columns: data.TableColumns | None = None
     caveats: tuple[str, ...] = ()
+    constant: tuple[Any, np.ndarray] | None = None
 
     @property
     def client_names(self) -> Names | None:
@@ -231,8 +233,9 @@ def prepare(
     if config.privacy.on and config.patience is not None:
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
+    constant, columns = constant_scores(federation, task.kind), source.columns
     experiment = Experiment(
-        config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats
+        config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats, constant
     )
     if config.privacy.on or config.compress is not None:
         # Only tracing reveals what a method uploads, and thus whether its uploads can be private or compressed.

@@ -19,12 +19,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jaxpfl.data.stack import listed
 from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
-from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
+from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.console import format_seconds, new_table
+from jaxpfl.support.errors import label
 
 
 class _Bars:
@@ -119,7 +121,7 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         console.print(table)
         console.print()
     for note in notes(summary):
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, markup=False)
     console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
 
 
@@ -137,9 +139,14 @@ def tables(summary: dict[str, Any]) -> list[Any]:
 def notes(summary: dict[str, Any]) -> list[str]:
     """Return notes about a run's methods, such as privacy claims, compression, divergence and lost uploads."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
-    found += _undefined(summary)
-    found += [_classes(summary["class_names"])] if "class_names" in summary else []
+    found += _undefined(summary) + _constant(summary)
+    if names := summary.get("class_names"):
+        found.append(f"classes 0 .. {len(names) - 1} are the labels {listed(names)}")
     for name, row in summary["methods"].items():
+        hurt = bool(row.get("hurt_clients"))
+        if clients := row.get("hurt_clients" if hurt else "worst_clients"):
+            what = "most hurt clients, against local training" if hurt else "worst clients"
+            found.append(f"{name}: {what}: {words_of_clients(clients, stored_headline(summary))}")
         if row.get("clipping_remark"):
             found.append(f"{name}: {row['clipping_remark']}")
         if row.get("compress"):
@@ -187,12 +194,6 @@ def notes(summary: dict[str, Any]) -> list[str]:
     return found
 
 
-def _classes(names: list[Any], most: int = 10) -> str:
-    """Return a note with the labels of the classes 0, 1, ...; at most ``most`` labels are listed."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"classes 0 .. {len(names) - 1} are the labels {', '.join(map(str, names[:most]))}{more}"
-
-
 def _undefined(summary: dict[str, Any]) -> list[str]:
     """Return notes about metrics that are undefined for some clients' test examples.
 
@@ -207,6 +208,18 @@ def _undefined(summary: dict[str, Any]) -> list[str]:
         "which its means leave out"
         for name, count in found.items()
     ]
+
+
+def _constant(summary: dict[str, Any]) -> list[str]:
+    """Return notes about the constant predictor, and about the methods that do not beat it."""
+    headline, constant = stored_headline(summary), summary.get("constant", {})
+    if (mean := constant.get("mean")) is None:
+        return []
+    what = "mean" if headline.lower else f"most frequent class, {label(str(constant['prediction']))}"
+    scores = {name: row[headline.personalized]["mean"] for name, row in summary["methods"].items()}
+    below = [name for name, own in scores.items() if own is not None and headline.better(own - mean) <= 0]
+    beaten = [f"{name} does not beat the constant predictor ({headline.number(mean)})" for name in below]
+    return [f"constant predictor (of the training labels, the {what}): {headline.number(mean)}", *beaten]
 
 
 def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:

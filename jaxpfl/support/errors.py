@@ -105,6 +105,16 @@ def printable(text: str, most: int = 100) -> str:
     return text if text.isprintable() and len(text) <= most else shown(text, most)
 
 
+def label(name: str) -> str:
+    """Return a name from data for a table or plot: shortened, and quoted if it is empty or unprintable.
+
+    Examples:
+      >>> label("Bern"), label(""), label("a\\tb")
+      ('Bern', "''", "'a\\\\tb'")
+    """
+    return printable(name, 30) if name else repr(name)
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     """Return the error for an unregistered name, with the nearest registered name.
 

@@ -48,7 +48,7 @@ def undrawn(finished, monkeypatch) -> tuple[Path, dict]:
 
 def test_json_is_the_schema(finished):
     _, summary = finished
-    assert set(summary) == {*("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version")}
+    assert set(summary) == {*("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version", "constant")}
     assert (summary["rounds"], summary["seeds"], summary["clients"], summary["cohort"]) == (4, [0, 1], 6, 3)
     for name, row in summary["methods"].items():
         accuracy = row["personalized_accuracy"]

@@ -44,7 +44,6 @@ class Source(NamedTuple):
       task: task of the labels, a name in `jaxpfl.models.TASKS`.
       class_names: [num_classes] labels of the classes in the data set (numbers or texts), or None if they are 0 ..
         num_classes - 1.
-      feature_names: [d] names of the features, or None if unknown.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.
       persons: [N] int32, the person of each training example, or None. A client's examples of one person are never in
@@ -68,7 +67,6 @@ class Source(NamedTuple):
     task: str = "classification"
     ordered: bool = False
     class_names: np.ndarray | None = None
-    feature_names: np.ndarray | None = None
     persons: np.ndarray | None = None
     columns: TableColumns | None = None
 

@@ -144,8 +144,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         source = source._replace(
             x_train=x[~tested], y_train=y[~tested], x_test=x[tested], y_test=y[tested], ordered=True
         )
-    named = np.array(features.feature_names)
-    return source._replace(task=labels.task, class_names=names, feature_names=named, columns=features, persons=persons)
+    return source._replace(task=labels.task, class_names=names, columns=features, persons=persons)
 
 
 def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.ndarray]:

@@ -13,7 +13,7 @@ from scipy import stats
 from jaxpfl.runs import results
 from jaxpfl.runs.config import flat
 from jaxpfl.runs.run_folder import SUMMARY
-from jaxpfl.runs.scores import HEADLINES, Headline, stored_headline
+from jaxpfl.runs.scores import HEADLINES, Headline, stored_headline, words_of_clients, worst
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.support import files
 from jaxpfl.support.console import new_table, unmarked
@@ -40,7 +40,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       - ``methods``: for each method of both runs, the mean scores ``first`` and ``second``, their ``difference``, the
         endpoints ``low`` and ``high`` of the confidence interval of the clients' mean difference (Student's t), and
         ``better``, the fraction of clients that are better off in the second run. The last three are None unless the
-        runs are paired. If each run has a single method, these are compared although their names differ;
+        runs are paired. If clients have names, ``worse`` lists those that are worst off in the second run, at most
+        five. If each run has a single method, these are compared although their names differ;
       - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:
@@ -100,6 +101,10 @@ def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
         names = dict.fromkeys((row["first_method"], row["second_method"]))
         table.add_row(", ".join(names), *map(headline.number, numbers), better)
     console.print(table)
+    for row in found["methods"]:
+        if row.get("worse"):
+            words = f"{row['second_method']}: most hurt in the second: {words_of_clients(row['worse'], headline)}"
+            console.print(words, highlight=False, soft_wrap=True, markup=False)
     for folder, names in zip(found["folders"], found["only"], strict=True):
         if names:
             console.print(f"only in {unmarked(folder)}: {', '.join(names)}", highlight=False, soft_wrap=True)
@@ -161,4 +166,6 @@ def _scores(
         return found
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(gaps) - 1) * gaps.std(ddof=1) / math.sqrt(len(gaps))
     better = float((headline.better(gaps) > 0).mean())
-    return found | {"low": float(gaps.mean() - half), "high": float(gaps.mean() + half), "better": better}
+    found |= {"low": float(gaps.mean() - half), "high": float(gaps.mean() + half), "better": better}
+    who = results.read_clients(runs[1].folder)
+    return found | ({"worse": worst(stacked[1], who, headline, stacked[0])} if "client_names" in who else {})

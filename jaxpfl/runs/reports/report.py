@@ -30,13 +30,16 @@ from jaxpfl.runs.reports.page import (
     table,
 )
 from jaxpfl.runs.run_folder import SUMMARY
-from jaxpfl.runs.scores import Headline, find_headline, stored_headline
+from jaxpfl.runs.scores import Headline, client_means, find_headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
 from jaxpfl.runs.sweep import summary as tables
 from jaxpfl.runs.sweep.definition import FILE, Definition, read
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting
+from jaxpfl.support.errors import JaxpflError, expecting, label
+
+_MOST_CLIENTS = 500
+"""Largest number of clients in a report's table."""
 
 
 def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None) -> None:
@@ -118,11 +121,12 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
     headline = (
         find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
     )
-    drawn = plots.figures(records, {name: arrays.get(name, {}) for name in run.methods}, headline) if records else {}
+    every, who = {name: arrays.get(name, {}) for name in run.methods}, results.read_clients(folder.path)
+    drawn = plots.figures(records, every, headline, who) if records else {}
     shown = {name: svg(figure, f"{folder.path}-{name}") for name, figure in drawn.items()}
     return [
         Section("Results", _results(summary, shown, headline)),
-        Section("Clients", _clients(folder.path, arrays, shown, headline)),
+        Section("Clients", _clients(folder.path, arrays, shown, headline, who)),
         Section("Over the rounds", [shown[name] for name in _OVER_ROUNDS if name in shown]),
         Section("Costs", _costs(summary, shown, headline)),
         Section("The split", _split(run, data_dir)),
@@ -140,12 +144,19 @@ def _results(summary: dict[str, Any] | None, shown: dict[str, str], headline: He
 
 
 def _clients(
-    folder: Path, arrays: dict[str, dict[str, np.ndarray]], shown: dict[str, str], headline: Headline
+    folder: Path, arrays: dict[str, Any], shown: dict[str, str], headline: Headline, who: Mapping[str, np.ndarray]
 ) -> list[str]:
     parts = [shown[name] for name in ("clients", "unseen") if name in shown]
-    figure = plots.gains(arrays, headline)
+    figure = plots.gains(arrays, headline, who.get("client_names"))
     if figure is not None:
         parts.append(svg(figure, f"{folder}-gains"))
+    if arrays and who:
+        scores = {name: client_means(own[f"after_{headline.name}"]) for name, own in arrays.items()}
+        names = who.get("client_names", who["client_ids"])
+        worst = np.argsort(headline.better(np.sum([*scores.values()], axis=0)), kind="stable")[:_MOST_CLIENTS]
+        rows = [(label(str(names[i])), *(headline.number(own[i]) for own in scores.values())) for i in worst]
+        caption = f"test {headline.words}{headline.unit}, mean over seeds, from the worst client"
+        parts.append(folded(f"{len(rows)} of {len(names)} clients", table(("client", *scores), rows, caption=caption)))
     return parts
 
 
