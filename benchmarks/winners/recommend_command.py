@@ -109,8 +109,11 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     # Privacy is checked with the delta that follows from the number of clients.
     config = resolve(replace(settings, cohort=run.cohort, model=run.model, privacy=PrivacyConfig()))
     source, federation = load_federation(config)
-    if source.task != "classification":
-        raise JaxpflError(f"the map of winners is of classifications, the task of {config.data} is {source.task}")
+    if (classes := {"classification": source.num_classes, "binary": 2, "ranking": 2}.get(source.task)) is None:
+        raise JaxpflError(
+            f"the map of winners covers classifications, and has no cell for {source.task}, the task of {config.data}: "
+            "run jaxpfl compare local fedavg-ft ditto with these flags"
+        )
     if config.standardize:
         data.check_standardizable(source)
     if config.clients_apart:
@@ -119,9 +122,9 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     build_model(model, source.num_classes, federation.input_shape)  # refuses one that does not fit
     cohort = run.cohort or min(config.cohort or federation.num_clients, federation.num_clients)
     participation.of(federation.num_clients, cohort)  # refuses more clients than there are
-    member = client_clusters(config, source.num_classes)
+    member = client_clusters(config, classes)
     asked = Asked(
-        measures(federation, source.num_classes),
+        measures(federation, classes),
         config.partition if member is None else "clusters",
         cohort / federation.num_clients,
         model,

@@ -27,6 +27,8 @@ def print_atlas(console: Any, atlas: Atlas) -> None:
 def print_recommendation(console: Any, found: Recommendation) -> None:
     """Print a federation's measures, its nearest cells, and the commands to run."""
     asked, own = found.asked, found.asked.measures
+    first, *others = _said(found)
+    console.print(first, highlight=False, soft_wrap=True)
     console.print(
         f"{own.clients} clients of {own.examples:g} labelled examples and {own.classes:g} of {own.num_classes} classes "
         f"(medians); label skew {own.skew:.2f}; {found.cohort} clients in a round; model {asked.model}",
@@ -40,7 +42,7 @@ def print_recommendation(console: Any, found: Recommendation) -> None:
         row = settings(near.place), f"{near.distance:.1f}", one.best, f"{one.accuracy:.1f}"
         table.add_row(*row, *_leads(one))
     console.print(table)
-    for line in _said(found):
+    for line in others:
         print("\n".join(filled(line)))
     print(f"\n{found.commands.compare}\n\nto choose the rates on these data first:\n{found.commands.sweep}")
 
@@ -65,7 +67,7 @@ def _words(lead: Any) -> str:
 
 def _said(found: Recommendation) -> list[str]:
     best = found.near[0][1]
-    lines = [f"recommended: {found.method}"]
+    lines = [f"recommended: {found.method}, the best method of the nearest cell{' (which is far)' * found.far}"]
     if best.level_with:
         lines[0] += f" (level with it, or ahead, on test there: {', '.join(best.level_with)})"
     if found.far:

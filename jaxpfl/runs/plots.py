@@ -266,11 +266,8 @@ def _bytes_plot(
 
     Return None if no method does. The records have the bytes only if uploads are compressed.
     """
-    curves = {}
-    for method in colors:
-        _, bits, values = _series(records, method, kind, "bits_up", name)
-        if len(bits):
-            curves[method] = bits, values
+    found = {method: _series(records, method, kind, "bits_up", name)[1:] for method in colors}
+    curves = {method: (bits, values) for method, (bits, values) in found.items() if len(bits)}
     if not curves:
         return None
     from matplotlib.ticker import EngFormatter

@@ -227,9 +227,7 @@ def client_means(scores: np.ndarray) -> np.ndarray:
     return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
 
 
-def worst(
-    scores: np.ndarray, who: Mapping[str, np.ndarray], headline: Headline, base: np.ndarray | None = None
-) -> list[dict[str, Any]]:
+def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: Any = None) -> list[dict[str, Any]]:
     """Return the five clients with the worst scores (mean over seeds), by id, name and value, the worst first.
 
     Args:
@@ -238,9 +236,8 @@ def worst(
       headline: metric of the scores.
       base: other scores [S, m]. The values are then the differences to these, of the clients that are worse off.
     """
-    values, most = client_means(scores), math.inf
-    if base is not None:
-        values, most = values - client_means(base), 0.0
+    most = math.inf if base is None else 0.0
+    values = client_means(scores) - (0.0 if base is None else client_means(base))
     order = [i for i in np.argsort(headline.better(values), kind="stable")[:5] if headline.better(values[i]) < most]
     found = [(int(who["client_ids"][i]), str(who["client_names"][i]), float(values[i])) for i in order]
     return [dict(zip(("client_id", "client_name", "value"), one, strict=True)) for one in found]

@@ -233,7 +233,7 @@ def prepare(
     if config.privacy.on and config.patience is not None:
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
-    constant, columns = constant_scores(federation, task.kind), source.columns
+    constant = constant_scores(federation, task.kind)
     experiment = Experiment(
         config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats, constant
     )

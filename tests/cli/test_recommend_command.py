@@ -25,7 +25,7 @@ def test_a_federation_of_the_map_finds_its_cell(capsys):
     assert all(set(lead) == {"over", "points", "half_width", "level"} for lead in first["leads"])
     told = jaxpfl(capsys, "recommend", *KNOWN).out
     assert found["command"] in told
-    assert f"recommended: {found['recommended']}" in told
+    assert told.startswith(f"recommended: {found['recommended']}, the best method of the nearest cell")
     assert "FAR" not in told
 
 
@@ -58,6 +58,20 @@ def test_errors_are_one_line(capsys, args, said):
     assert said in found.err
     assert found.err.count("\n") == 1
     assert not found.out
+
+
+def test_a_table_of_two_classes_has_a_cell_and_a_regression_an_alternative(capsys, tmp_path):
+    rows = [f"{client},{row % 7},{row % 2},{row / 9}" for client in "abcd" for row in range(12)]
+    (tmp_path / "own.csv").write_text("\n".join(["who,x,label,score", *rows]))
+    flags = ["--data", "csv:own.csv", "--data-dir", tmp_path, "--client", "who"]
+    binary = jaxpfl(capsys, "recommend", *flags, "--target", "label", "--ignore", "score", "--task", "binary", "--json")
+    assert binary.json["federation"]["classes"] == 2
+    assert "--task binary" in binary.json["command"]
+    real = jaxpfl(capsys, "recommend", *flags, "--target", "score", "--ignore", "label", "--task", "regression")
+    assert real.status == 2
+    assert "has no cell for regression" in real.err
+    assert "run jaxpfl compare local fedavg-ft ditto" in real.err
+    assert real.err.count("\n") == 1
 
 
 def test_the_map_is_shown(capsys, tmp_path):

@@ -50,7 +50,7 @@ def test_names_follow_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match="they are left out"):
         assert check(federate(few, partition="natural", drop_empty=True)) == NAMES.tolist()[1:]
     # Users who are only in the test set are clients of their own.
-    later = few.users_train >= 4
+    later = np.asarray(few.users_train) >= 4
     split = {f"{name}_train": getattr(few, f"{name}_train")[~later] for name in ("x", "y", "users")}
     split |= {f"{name}_test": getattr(few, f"{name}_train")[later] for name in ("x", "y", "users")}
     assert check(federate_unseen(few._replace(**split), partition="natural")) == ["", "x" * 500]

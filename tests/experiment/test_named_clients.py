@@ -134,7 +134,7 @@ def test_the_constant_predictor_by_hand(kind: str) -> None:
         best = max(sorted(set(flat)), key=flat.count)
         want = [np.mean([label == best for label in y.ravel() if label >= 0]) for _, y in (test[2], test[0])]
     assert found[0] == pytest.approx(best)
-    np.testing.assert_allclose(found[1], [*want, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(found[1], np.array([*want, np.nan]), rtol=1e-6)
 
 
 def test_the_score_of_a_model_that_predicts_a_constant_is_the_constant_predictors() -> None:

@@ -101,10 +101,9 @@ def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
         names = dict.fromkeys((row["first_method"], row["second_method"]))
         table.add_row(", ".join(names), *map(headline.number, numbers), better)
     console.print(table)
-    for row in found["methods"]:
-        if row.get("worse"):
-            words = f"{row['second_method']}: most hurt in the second: {words_of_clients(row['worse'], headline)}"
-            console.print(words, highlight=False, soft_wrap=True, markup=False)
+    for row in (one for one in found["methods"] if one.get("worse")):
+        words = f"{row['second_method']}: most hurt in the second: {words_of_clients(row['worse'], headline)}"
+        console.print(words, highlight=False, soft_wrap=True, markup=False)
     for folder, names in zip(found["folders"], found["only"], strict=True):
         if names:
             console.print(f"only in {unmarked(folder)}: {', '.join(names)}", highlight=False, soft_wrap=True)

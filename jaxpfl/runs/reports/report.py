@@ -118,9 +118,8 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
     arrays = {
         name: results.read_arrays(folder.path, name)[1] for name in run.methods if (done / f"{name}.json").is_file()
     }
-    headline = (
-        find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
-    )
+    recorded = (name for record in records for name in record)
+    headline = find_headline(recorded) if summary is None else stored_headline(summary)
     every, who = {name: arrays.get(name, {}) for name in run.methods}, results.read_clients(folder.path)
     drawn = plots.figures(records, every, headline, who) if records else {}
     shown = {name: svg(figure, f"{folder.path}-{name}") for name, figure in drawn.items()}
@@ -154,7 +153,13 @@ def _clients(
         scores = {name: client_means(own[f"after_{headline.name}"]) for name, own in arrays.items()}
         names = who.get("client_names", who["client_ids"])
         worst = np.argsort(headline.better(np.sum([*scores.values()], axis=0)), kind="stable")[:_MOST_CLIENTS]
-        rows = [(label(str(names[i])), *(headline.number(own[i]) for own in scores.values())) for i in worst]
+        rows = [
+            (
+                label(str(names[i])),
+                *(headline.number(float(own[i]) if np.isfinite(own[i]) else None) for own in scores.values()),
+            )
+            for i in worst
+        ]
         caption = f"test {headline.words}{headline.unit}, mean over seeds, from the worst client"
         parts.append(folded(f"{len(rows)} of {len(names)} clients", table(("client", *scores), rows, caption=caption)))
     return parts
