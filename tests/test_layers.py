@@ -22,6 +22,7 @@ LEVELS = {
     "estimators": 4,
     "engine": 5,
     "audit": 6,
+    "deploy": 6,
     "studies": 6,
     "runs": 7,
     "public": 8,

@@ -20,7 +20,7 @@ from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
 from jaxpfl.core.settings import NUMBER, SWITCH, WHOLE, Kind, check_kind, instance_of
-from jaxpfl.core.types import ClientData, Federation, Splits
+from jaxpfl.core.types import ClientData, Examples, Federation, Splits
 from jaxpfl.data import single
 from jaxpfl.engine import noise_keys
 from jaxpfl.engine.advice import check_federation, check_settings
@@ -85,8 +85,43 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
     return put_together(spec, federation, unseen, task, graph)
 
 
+def assemble_shapes(
+    spec: RunSpec, example: Examples, num_clients: int, sizes: tuple[int, int] = (1, 1), steps: int | None = None
+) -> Assembled:
+    """Combine a run's settings without its data, for a server or a client that cannot see the clients' examples.
+
+    `Assembled.algorithm` then returns the method of the simulation: its schedule, privacy mechanism and compressor
+    included.
+
+    Args:
+      spec: settings of the run, with ``num_classes`` if there are classes.
+      example: shapes of one example's input and label (`jax.ShapeDtypeStruct`).
+      num_clients: number m of clients.
+      sizes: numbers of training and validation examples of a client; the server's functions do not depend on them.
+      steps: largest number of local steps of any client; None if it is the number of steps for these sizes.
+
+    Raises:
+      JaxpflError: as in `assemble`.
+    """
+
+    def stand_in(size: int) -> ClientData:
+        x = np.broadcast_to(np.zeros((), example.x.dtype), (size, *example.x.shape))
+        label = (np.arange(size) % 2).astype(example.y.dtype)  # both labels, without which an AUC is undefined
+        y = np.broadcast_to(label.reshape(-1, *[1] * len(example.y.shape)), (size, *example.y.shape))
+        one = ClientData.stacked(Examples(x, y), [size])
+        return one.rows(np.zeros(num_clients, int))
+
+    federation = Federation(np.arange(num_clients, dtype=np.int32), *map(stand_in, (*sizes, 2)))
+    return put_together(spec, federation, None, task_of(spec, federation), None, steps)
+
+
 def put_together(
-    spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
+    spec: RunSpec,
+    federation: Federation,
+    unseen: Federation | None,
+    task: Task,
+    graph: Graph | None,
+    steps: int | None = None,
 ) -> Assembled:
     """Like `assemble`, but with a task and a graph that several runs can share.
 
@@ -96,6 +131,7 @@ def put_together(
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
+      steps: number of local steps of the client with the most examples, if it is not in the federation.
 
     Raises:
       JaxpflError: if the data do not allow a setting, or if a name is unknown.
@@ -110,6 +146,8 @@ def put_together(
         robust.resolve(spec.aggregate).check(math.floor(cohorts.expected_cohort))
     mechanism = spec.privacy if spec.method.uploads else None
     work = dataclasses.replace(work_of(spec, federation, unseen), graph=graph if spec.method.graph else None)
+    if steps is not None:
+        work = dataclasses.replace(work, steps=steps)
     if work.augment is not None:
         augmentation.check(work.augment, task)
     if spec.guards_examples:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -93,8 +94,8 @@ def make_evaluate(
 
     def score(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
         splits, client_id, per_client, examples = data
-        personal = _personalize(plan.model, client, today, client_id, per_client, own, splits)
-        return _score(algorithm, client, task, today, personal, examples)
+        personal = personalize_client(plan.model, client, today, client_id, per_client, own, splits)
+        return score_client(algorithm, client, task, today, personal, examples)
 
     read = _reader(algorithm, plan, score, split)
     return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
@@ -108,7 +109,7 @@ def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 
     def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
         splits, client_id, per_client = data
-        return _personalize(plan.model, client, today, client_id, per_client, own, splits).after
+        return personalize_client(plan.model, client, today, client_id, per_client, own, splits).after
 
     read = _reader(algorithm, plan, adapted)
     return lambda state, hp, clients: tuple(read(state, hp, clients))
@@ -124,6 +125,57 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 
     read = _reader(algorithm, plan, choose)
     return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
+
+
+def adapt_client(
+    algorithm: Algorithm,
+    task: Task,
+    model: ModelAxis | None,
+    client: Client,
+    today: Today,
+    own: PyTree,
+    data: tuple[Splits, ClientData, Array],
+) -> Scores:
+    """Adapt one unseen client, and score it, as in `make_adapt`.
+
+    Args:
+      algorithm: the method.
+      task: model, loss and metrics.
+      model: devices that share one client's arrays, as in `RoundPlan`.
+      client: the client's functions.
+      today: inputs that are the same for all clients.
+      own: the trained client's state in a pooled method; otherwise unused.
+      data: the client's training and validation examples, its examples to score, and its id.
+    """
+    splits, examples, client_id = data
+    batch_key = stream(today.key, Purpose.BATCHES, client_id)
+    last_round = jnp.maximum(today.round - 1, 0)
+    message = Message(today.sent, today.welcome)
+
+    own_steps = algorithm.own_steps
+    limit = ALL_STEPS if own_steps is None else own_steps.steps(splits.train.size)
+
+    def context(participations: Scalar) -> ClientContext:
+        return ClientContext(last_round, client_id, participations, limit, batch_key)
+
+    start = own if algorithm.pooled else client.init(today.start, today.hp, context(jnp.int32(0)), message)
+    rounds = 0 if algorithm.pooled else today.rounds
+
+    def one(nth: Array, own: PyTree) -> PyTree:
+        key = stream(today.key, Purpose.ADAPT, client_id, nth)
+        new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
+        return trees.where(trees.all_finite(new), new, own)
+
+    adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
+    personal = personalize_client(model, client, today, client_id, today.welcome, adapted, splits)
+    on_arrival = _personal(client, today, client_id, message, start, splits, 0)
+    scores = score_client(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
+    if client.gradients is not None:
+        in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
+        adapting = client.gradients.personalize
+        adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
+        scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
+    return scores
 
 
 def make_adapt(
@@ -147,36 +199,7 @@ def make_adapt(
       split: split whose examples are scored.
     """
 
-    def arrive(client: Client, today: Today, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Scores:
-        splits, examples, client_id = data
-        batch_key = stream(today.key, Purpose.BATCHES, client_id)
-        last_round = jnp.maximum(today.round - 1, 0)
-        message = Message(today.sent, today.welcome)
-
-        own_steps = algorithm.own_steps
-        limit = ALL_STEPS if own_steps is None else own_steps.steps(splits.train.size)
-
-        def context(participations: Scalar) -> ClientContext:
-            return ClientContext(last_round, client_id, participations, limit, batch_key)
-
-        start = own if algorithm.pooled else client.init(today.start, today.hp, context(jnp.int32(0)), message)
-        rounds = 0 if algorithm.pooled else today.rounds
-
-        def one(nth: Array, own: PyTree) -> PyTree:
-            key = stream(today.key, Purpose.ADAPT, client_id, nth)
-            new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
-            return trees.where(trees.all_finite(new), new, own)
-
-        adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
-        personal = _personalize(plan.model, client, today, client_id, today.welcome, adapted, splits)
-        on_arrival = _personal(client, today, client_id, message, start, splits, 0)
-        scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
-        if client.gradients is not None:
-            in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
-            adapting = client.gradients.personalize
-            adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
-            scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
-        return scores
+    work = partial(adapt_client, algorithm, task, plan.model)
 
     def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
         today, per_client = _today(algorithm, plan, state, unscheduled(hp), clients, newcomers=True)
@@ -187,7 +210,7 @@ def make_adapt(
             raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
         states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
-        return gather(_each_group(algorithm, plan, arrive, today, states, data), plan.groups)
+        return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)
 
     return adapt
 
@@ -216,7 +239,7 @@ def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -
     return jax.tree.map(lambda a: jnp.broadcast_to(a[:1], (group.rows, *a.shape[1:])), stacked)
 
 
-def _personalize(
+def personalize_client(
     model: ModelAxis | None,
     client: Client,
     today: Today,
@@ -225,6 +248,7 @@ def _personalize(
     own: PyTree,
     splits: Splits,
 ) -> Personal:
+    """One client's personalised model, before and after its adaptation."""
     given = (client, today, client_id, Message(today.sent, per_client), lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
@@ -242,9 +266,10 @@ def _personal(
     return client.personalize(key, today.hp, ctx, message, own, splits)
 
 
-def _score(
+def score_client(
     algorithm: Algorithm, client: Client, task: Task, today: Today, personal: Personal, examples: ClientData
 ) -> dict[str, Metrics]:
+    """Scores of one client's models on some of its examples, as in `Scores`."""
     predict_global = algorithm.server.predict_global
 
     def predictions(x: PyTree, y: Array, valid: Array) -> Metrics:

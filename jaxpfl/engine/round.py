@@ -22,7 +22,18 @@ from jaxpfl.core.participation import (
     TimeModel,
     resolve_time_model,
 )
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Reduction,
+    Server,
+    ServerContext,
+    Stacked,
+    Upload,
+)
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.engine import in_flight
@@ -88,7 +99,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         ids = shared.all_ids(groups)
         draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
-        message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
+        message = broadcast(server, state.key, hp, ctx, state.server)
         message = Message(lay(plan.model, message.shared), shared.received(message.per_client))
         sent, flights, arrivals = message.shared, state.in_flight, None
         if algorithm.in_flight is None:
@@ -108,7 +119,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             own_rows, before = group.cohort(rows), group.take_counts(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
-                partial(_take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
+                partial(take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
                 ((state.key, state.released), state.round, hp, rates, sent),
                 own_rows,
                 (old, before),
@@ -146,12 +157,9 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         else:
             total: Upload = packed.unpack()
             reduced = Reduced(total.total, total.weight, contributors)
-        server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
-        given = (server_key, hp, ctx, state.server, reduced)
-        new_server, server_metrics = protocol_checks.call_server(server, *given, shared=message.shared)
-        # The server's update may overflow on finite uploads. The server then keeps its state and discards all uploads.
-        sound = trees.all_finite(new_server)
-        new_server = lay(plan.model, trees.where(sound, new_server, state.server))
+        new_server, sound, server_metrics = update_server(
+            server, plan.model, state.released, hp, ctx, state.server, reduced, message.shared
+        )
         present = counts.participations - state.counts.participations
         lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
         counts = counts.replace_diverged(jnp.where(sound, counts.diverged, lost))
@@ -183,6 +191,41 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         return state._replace(round=state.round + 1), metrics
 
     return one_round
+
+
+def broadcast(server: Server, key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> Message:
+    """The server's message in a round of the run with this key."""
+    return server.broadcast(stream(key, Purpose.BROADCAST, ctx.round), hp, ctx, state)
+
+
+def update_server(
+    server: Server,
+    model: ModelAxis | None,
+    released: Key,
+    hp: PyTree,
+    ctx: ServerContext,
+    state: PyTree,
+    reduced: Reduced | Stacked,
+    shared: PyTree,
+) -> tuple[PyTree, Array, Metrics]:
+    """The server's state after a round, whether its update was finite, and its metrics.
+
+    The update may overflow on finite uploads. The server then keeps its state and discards all uploads.
+
+    Args:
+      server: the method's server.
+      model: devices that share the server's arrays, as in `RoundPlan`.
+      released: key for the noise of private runs (`RunState.released`).
+      hp: hyper-parameters.
+      ctx: the server's context in the round.
+      state: the server's state before the round.
+      reduced: the cohort's uploads.
+      shared: `Message.shared` of the round.
+    """
+    given = (stream(released, Purpose.SERVER_UPDATE, ctx.round), hp, ctx, state, reduced)
+    new, metrics = protocol_checks.call_server(server, *given, shared=shared)
+    sound = trees.all_finite(new)
+    return lay(model, trees.where(sound, new, state)), sound, metrics
 
 
 class _Done(NamedTuple):
@@ -217,7 +260,7 @@ class _Tally(NamedTuple):
         return cls(*(jnp.where(present, number, 0) for number in given))
 
 
-def _take_part(
+def take_part(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
@@ -251,7 +294,7 @@ def _take_part(
     new, upload, metrics = protocol_checks.call_update(client, key, hp, ctx, message, old, splits)
     new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
     failed = upload.failed
-    usable = _summable(packed, slots)
+    usable = summable(packed, slots)
     finite = trees.all_finite(new) & usable
     if failed is not None:
         finite &= ~failed
@@ -280,7 +323,7 @@ def _take_part(
     return Outcome(state, (packed, arrived.astype(jnp.int32), done, _Tally.one(present, added)), ())
 
 
-def _summable(upload: PyTree, slots: int) -> Array:
+def summable(upload: PyTree, slots: int) -> Array:
     """True if a sum of ``slots`` uploads of this size is finite, and so are its squares, [] bool.
 
     Otherwise, one finite upload could make the whole cohort's sum infinite. Server optimizers store the squares.

@@ -13,7 +13,7 @@ from flax import struct
 
 from jaxpfl.core import protocol_checks
 from jaxpfl.core.participation import Participation
-from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message, ServerContext
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message, Server, ServerContext
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.engine import in_flight
@@ -203,18 +203,14 @@ def init_state(
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
-    state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
-    message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
+    state, message = init_server(server, key, hp, ctx, model)
     protocol_checks.check_message(
         message, groups[0].num_clients if clients.among is None else participation.num_clients
     )
     per_client, start = clients.received(message.per_client), stream(key, Purpose.CLIENT_INIT)
 
-    def init_client(client: Client, client_id: Array, own: PyTree) -> PyTree:
-        client_ctx = ClientContext(
-            jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
-        )
-        return lay(model, client.init(start, hp, client_ctx, Message(message.shared, own)))
+    def init_one(client: Client, client_id: Array, own: PyTree) -> PyTree:
+        return lay(model, init_client(client, start, key, hp, client_id, Message(message.shared, own)))
 
     states = []
     for client, group, federation in zip(algorithm.clients, groups, clients.federations, strict=True):
@@ -222,13 +218,36 @@ def init_state(
         if group.places is None:
             ids = jnp.pad(ids[: group.size], (0, group.rows - group.size), mode="edge")
         given = ids, group.take(per_client)
-        every = jax.vmap(partial(init_client, client))
+        every = jax.vmap(partial(init_one, client))
         states.append(every(*given) if block is None else _map_blocks(every, given, min(block, group.rows)))
     flights = None
     if algorithm.in_flight is not None:
         at_once = in_flight.concurrency(algorithm, participation)
         flights = in_flight.nobody(at_once, groups[0].num_clients, message.shared)
     return RunState(state, tuple(states), Counts.zeros(rows), jnp.int32(0), key, noise, flights)
+
+
+def init_server(
+    server: Server, key: Key, hp: PyTree, ctx: ServerContext, model: ModelAxis | None = None
+) -> tuple[PyTree, Message]:
+    """The server's state before round 0, and its message in round 0, from which clients start."""
+    state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
+    return state, server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
+
+
+def init_client(client: Client, start: Key, key: Key, hp: PyTree, client_id: Array, message: Message) -> PyTree:
+    """A client's state before its first round.
+
+    Args:
+      client: the client's functions.
+      start: key for initial parameters, which is the same for all clients of a run.
+      key: key for the order of the client's mini-batches; in a simulation, the run's key.
+      hp: hyper-parameters of the run.
+      client_id: the client's id.
+      message: the message of round 0.
+    """
+    ctx = ClientContext(jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id))
+    return client.init(start, hp, ctx, message)
 
 
 def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
