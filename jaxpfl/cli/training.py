@@ -126,7 +126,25 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
         _export(run, output, data_dir, json, only_global=only_global, stablehlo=stablehlo, **wanted)
 
-    return compare, run, data, export
+    def deploy(
+        engine: Annotated[Positional[Literal["flower"]], arg(help="The engine of the federation: flower.")],
+        folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The folder to create.")],
+        method: str = named or MISSING,
+        settings: Annotated[Flags, arg(name="")] = flags,
+        check: bool = False,
+        config: Path | None = None,
+    ) -> None:
+        """Write an app of Flower that trains a method in a real federation, with the settings of a simulation.
+
+        Args:
+            method: The method.
+            check: Repeat the simulation: nodes and server use its seed, and FOLDER/clients has its clients' examples.
+                For checks only, because each node could compute all random numbers.
+            config: TOML or YAML file with flags.
+        """
+        _deploy(folder, method, settings, check=check)
+
+    return compare, run, data, export, deploy
 
 
 def named_file(args: list[str]) -> str | None:
@@ -258,6 +276,23 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
         print(json.dumps({"folder": str(folder), **manifest}))
     else:
         print_export(Console(), folder, manifest)
+
+
+def _deploy(folder: Path, method: str, settings: RunConfig, *, check: bool) -> None:
+    from jaxpfl.deploy.agreement import Agreement
+    from jaxpfl.deploy.flower import write_app
+    from jaxpfl.engine import use_cpu_cores
+    from jaxpfl.runs.setup import load_federation, prepare
+
+    if settings.unseen_clients:
+        raise JaxpflError("unseen_clients cannot be deployed: a node with a further partition-id is a new client")
+    use_cpu_cores()
+    config = resolve(settings)
+    source, raw = load_federation(config)
+    experiment = prepare(config, (method,), given=(source, raw))
+    given = experiment.runs[method].spec, experiment.federation, experiment.scaling
+    write_app(folder, Agreement.of(*given, config.seed if check else None), raw if check else None)
+    print(f"{folder}: flwr run {folder} runs {method} on {raw.num_clients} nodes; edit federation/data.py")
 
 
 _DESCRIBE = "jaxpfl data describe"

@@ -69,7 +69,7 @@ class Node:
         self.client_id = int(self._kept["client_id"]) if self._kept["run"] else None
 
     def offer(self) -> dict[str, Any]:
-        """What the hub needs to know: the number of local steps for the node's examples, and the node's name."""
+        """Number of local steps for the node's examples, and the node's name, for the hub."""
         agreement = self._agreement
         work = assemble_shapes(agreement.spec, agreement.example, agreement.num_clients, self._sizes).work
         self._save()
