@@ -245,6 +245,13 @@ class Assembled:
     attackers: np.ndarray | None = None
     availability: Availability = RELIABLE
 
+    @property
+    def client_steps(self) -> float:
+        """Predicted number of local steps of all clients in all rounds and runs."""
+        runs = max(len(self.spec.seeds), *(np.size(value) for value in jax.tree.leaves(self.hp)), 1)
+        cohort = 1 if self.spec.method.pooled else self.cohorts.expected_cohort
+        return self.spec.rounds * runs * cohort * self.work.steps
+
     def simulation(self) -> Simulation:
         """Build the simulation.
 
@@ -261,6 +268,7 @@ class Assembled:
             "availability": self.availability,
             "unseen": self.unseen,
             "adapt_rounds": self.spec.adapt_rounds,
+            "client_steps": self.client_steps,
         }
         # A pooled method has one client, which trains on the devices.
         home = "device" if algorithm.pooled else plan.clients_in

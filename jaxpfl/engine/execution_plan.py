@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,6 +25,10 @@ _CACHE_BYTES = 256 * 1024  # bytes of parameters of a block of clients that fit 
 _LARGEST_BLOCK = 128  # a CPU gains nothing from more clients in one operation
 _MOST_DEALT = 64  # with at most so many clients per device, moving states costs less than an uneven cohort (benchmarks)
 _MOST_DEVICES = sys.maxsize  # largest number of devices that ``auto`` uses
+_QUICK = MappingProxyType({"xla_gpu_enable_triton_gemm": False})  # XLA neither builds nor times Triton's products
+# Client-steps times bytes of a model up to which ``auto`` compiles quickly. On an H200, quick saves 20 s of compiling
+# and costs a step of the papers' CNN (174 KiB) .2 us (FedAvg) to .45 us (AdaPeD): as much in 4e7 to 1e8 steps.
+_QUICK_WORK = 8e12
 
 
 def _choice(*names: str, count: bool = False) -> Kind:
@@ -70,6 +75,11 @@ class ExecutionPlan:
     stay float32 on others); or bfloat16 (the model computes in bfloat16, while parameters, sums, losses and privacy
     stay float32). Only this setting changes results by more than the order of additions."""
 
+    tuning: Literal["auto", "quick", "full"] = setting("auto", kind=_choice("auto", "quick", "full"))
+    """Search for fast matrix products when a GPU's programs are compiled: quick leaves out Triton's products, so that
+    compiling is faster and rounds are a few percent slower; full is XLA's own search. auto chooses quick for runs with
+    little predicted work. Other devices ignore this setting. A resumed run keeps its choice."""
+
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
     the device while the previous round computes); or disk (like host, but with the states in memory-mapped files). auto
@@ -104,6 +114,8 @@ class Resolved(NamedTuple):
       lowered: precision that is used and a remark about it; None if the plan requests float32.
       model_shards: number of devices that share one client's model.
       share_bytes: bytes of one client's model on each device.
+      tuning: search for fast products and the reason; None if there is nothing to choose, as on a CPU, or if the length
+        of the run is unknown.
     """
 
     block: int
@@ -117,6 +129,13 @@ class Resolved(NamedTuple):
     lowered: tuple[str, str] | None = None
     model_shards: int = 1
     share_bytes: int = 0
+    tuning: tuple[str, str] | None = None
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Options of `jax.jit` that tune the compiler; empty for XLA's own choices."""
+        quick = self.tuning is not None and self.tuning[0] == "quick"
+        return {"compiler_options": dict(_QUICK)} if quick else {}
 
     @property
     def all_devices(self) -> int:
@@ -133,6 +152,7 @@ def resolve(
     share_bytes: int | None = None,
     layers: bool = False,
     platform: str | None = None,
+    client_steps: float | None = None,
 ) -> Resolved:
     """Resolve the automatic choices of a plan.
 
@@ -148,6 +168,7 @@ def resolve(
       layers: whether the model has convolutions or pools whose form can be chosen.
       platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
         present platform unless given.
+      client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 
     Raises:
       JaxpflError: if the plan wants more devices than are present or than the cohort has slots, or if the number of
@@ -206,7 +227,7 @@ def resolve(
         reasons = (*reasons, why_form)
     matmul, lowered = _precision_of(plan, backend)
     return Resolved(block, devices, even, vmap_runs, reasons, form=form, matmul=matmul, lowered=lowered)._replace(
-        model_shards=shards, share_bytes=share_bytes
+        model_shards=shards, share_bytes=share_bytes, tuning=tuning_of(plan, backend, model_bytes, client_steps)
     )
 
 
@@ -242,6 +263,22 @@ def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[
     return "tensorfloat32", ("tf32", "operands of products are rounded to 10 bits")
 
 
+def tuning_of(
+    plan: ExecutionPlan, backend: str, model_bytes: int, client_steps: float | None
+) -> tuple[str, str] | None:
+    """Value of `Resolved.tuning`; the arguments are those of `resolve`."""
+    if backend not in ("gpu", "cuda", "rocm"):
+        return None if plan.tuning == "auto" else ("XLA's own", f"a {backend} has no other")
+    if plan.tuning != "auto":
+        return plan.tuning, "as given"
+    if client_steps is None:
+        return None
+    work = f"{client_steps:.3g} steps of a model of {model_bytes / 1024:.4g} KiB"
+    if client_steps * model_bytes <= _QUICK_WORK:
+        return "quick", f"{work}: less time is lost in slower products than saved in compiling"
+    return "full", f"{work}: faster products save more time than their search takes"
+
+
 def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
     """Form of the convolutions of the user's own model, and the reason."""
     if plan.convolutions != "auto":
@@ -275,4 +312,6 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     if resolved.model_shards > 1:
         part = f"{readable(resolved.share_bytes)} of it on each; arrays are cut along their largest divisible dimension"
         rows.append(("a client's model", f"in parts on {resolved.model_shards} devices", part))
+    if resolved.tuning is not None:
+        rows.append(("tuning of products", *resolved.tuning))
     return rows if resolved.lowered is None else [*rows, ("precision of products", *resolved.lowered)]

@@ -88,7 +88,9 @@ class Programs:
         if ("start", runs) in self.made:
             return self.made["start", runs]
         # The program makes dozens of random draws and runs once, so optimising it would cost seconds and save nothing.
-        unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+        options = self.execution.compiler_options
+        if jax.default_backend() == "cpu":
+            options = {"compiler_options": {"xla_backend_optimization_level": 0}}
         placement = self._of.placement
         block, devices = None, placement.devices
         layout = placement.state
@@ -96,7 +98,7 @@ class Programs:
             layout = placement.layout(compiled.shapes(self.beginning(), *arguments))
         while True:
             made = self.beginning(block)
-            program = compiled.compiled(made, arguments, out_shardings=layout, compiler_options=unoptimised)
+            program = compiled.compiled(made, arguments, out_shardings=layout, **options)
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
                 break
@@ -140,7 +142,8 @@ class Programs:
         block = self.execution.block if name == "advance" else self._of.scoring.block
         devices = self._of.placement.devices
         while True:
-            program = compiled.compiled(self.function(name, block), arguments, **self.options(name, arguments))
+            options = self.options(name, arguments) | self.execution.compiler_options
+            program = compiled.compiled(self.function(name, block), arguments, **options)
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
                 break
@@ -164,7 +167,8 @@ class Programs:
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
         """Digest of the ``advance`` program or of a scoring program (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
-        return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))
+        options = self.options(name, arguments) | self.execution.compiler_options
+        return compiled.digest(self.function(name, block), arguments, **options)
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Options of `compiled.compiled` for a program other than ``start``."""

@@ -82,6 +82,7 @@ class Simulation:
         plan: ExecutionPlan | None = None,
         unseen: Federation | None = None,
         adapt_rounds: int = 10,
+        client_steps: float | None = None,
     ):
         """Place the data on the devices. Each program is compiled at its first call.
 
@@ -97,6 +98,8 @@ class Simulation:
           unseen: clients for `evaluate_unseen`, which are never trained. Their ids must differ from the ids in
             ``federation``.
           adapt_rounds: number of rounds in which an unseen client adapts before it is scored.
+          client_steps: predicted number of local steps of all clients in all rounds and runs, for ``plan.tuning``; None
+            if it is unknown.
 
         Raises:
           JaxpflError: if the participation is for another number of clients, if two clients have the same id, if the
@@ -119,7 +122,7 @@ class Simulation:
             in_flight.concurrency(algorithm, participation)
         if algorithm.noise is not None:
             algorithm = noise_keys.add_task(algorithm, task)
-        self.plan = plan or ExecutionPlan()
+        self.plan, self._client_steps = plan or ExecutionPlan(), client_steps
         trained, of_rounds = federation, self.plan
         if algorithm.pooled:
             trained, participation, availability = federation.pooled(), full(1), RELIABLE
@@ -562,7 +565,7 @@ class Simulation:
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:
         """The plan with every choice made, for a cohort with this number of slots."""
         sizes = {"model_bytes": self._model_bytes, "share_bytes": self._share_bytes}
-        given = {"layers": self._layers, "platform": platform}
+        given = {"layers": self._layers, "platform": platform, "client_steps": self._client_steps}
         return resolve(plan, cohort=cohort, num_clients=self.participation.num_clients, **sizes, **given)
 
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:

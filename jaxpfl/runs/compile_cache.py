@@ -27,6 +27,9 @@ TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)
 # A run has dozens of programs that compile faster than this; loading them from disk would take just as long.
 _MIN_COMPILE_SECONDS = 0.2
 
+_AUTOTUNED = "xla_gpu_per_fusion_autotune_cache_dir"
+"""Folder, below the cache's, in which XLA keeps the products that it found fastest on a GPU, as JAX sets by default."""
+
 
 def enable() -> Path | None:
     """Enable the cache; must be called before anything is compiled.
@@ -105,7 +108,7 @@ def trim(root: Path, limit: int) -> None:
     JAX does not install, and refuses every write if an earlier process was killed between writing two files.
     """
     entries = []
-    for path in root.glob("xla-*/*-cache"):
+    for path in (*root.glob("xla-*/*-cache"), *root.glob(f"xla-*/{_AUTOTUNED}/*")):
         try:
             status = path.stat()
         except OSError:  # another process is trimming too

@@ -341,17 +341,19 @@ def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[s
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    Each change is a text ``name: old -> new``. Changes are allowed to the execution plan (except its precision), to
-    ``checkpoint_every``, and to the paths of the data and of the initial parameters. The number of rounds may increase,
-    unless the learning-rate schedule or the privacy noise depends on it. Any other change makes a different experiment.
+    Each change is a text ``name: old -> new``. Changes are allowed to the execution plan (except its precision and
+    tuning), to ``checkpoint_every``, and to the paths of the data and of the initial parameters. The number of rounds
+    may increase, unless the learning-rate schedule or the privacy noise depends on it. Any other change makes a
+    different experiment.
     """
     semantic, allowed = [], []
     old = fill_defaults(old)
     new = fill_defaults(new)
     schedule, noise = str(new["lr_schedule"]), new["privacy"]["noise"]
-    was, now = (config["plan"]["precision"] for config in (old, new))
-    if was != now:  # the only setting of a plan that changes results
-        semantic.append(f"plan.precision: {was} -> {now}")
+    for name in ("precision", "tuning"):  # the settings of a plan that change results
+        was, now = (config["plan"][name] for config in (old, new))
+        if was != now and "auto" not in (was, now):
+            semantic.append(f"plan.{name}: {was} -> {now}")
     for name in sorted(new):
         was, now = old[name], new[name]
         if was == now:

@@ -88,8 +88,14 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         **experiment.fingerprint(),
         "versions": {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()},
     }
+    new["config"]["plan"]["tuning"] = experiment.tuning
     if stored.exists():
         old = read_record(stored)
+        began = old["config"]["plan"]
+        if began["tuning"] == "auto" and old.get("versions", {}).get("platform") == "gpu":
+            began["tuning"] = "full"  # an earlier version had no other
+        if experiment.config.plan.tuning == "auto" != began["tuning"]:
+            new["config"]["plan"]["tuning"] = began["tuning"]
         semantic, allowed = differences(old["config"], new["config"])
         dropped = [name for name in old["methods"] if name not in methods]
         added = [name for name in methods if name not in old["methods"]]
@@ -155,6 +161,8 @@ def run_methods(
       Interrupted: after Ctrl-C or SIGTERM. Finished rounds are saved, and calling the function again continues the run.
     """
     rounds = experiment.config.rounds
+    tuning = processes.on_first(lambda: read_record(folder / "config.json")["config"]["plan"]["tuning"])
+    experiment = experiment.with_tuning(tuning)
     done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
     # Nothing is compiled ahead if there are several processes, which must compile in the same order, or if the run is

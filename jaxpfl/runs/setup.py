@@ -21,14 +21,15 @@ import numpy as np
 from jaxpfl import __version__, data
 from jaxpfl.algorithms import Method
 from jaxpfl.core.settings import part_of
-from jaxpfl.core.trees import checksum
+from jaxpfl.core.trees import checksum, num_bytes
 from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data import Split
 from jaxpfl.data.sources import csv_text
-from jaxpfl.engine import Simulation
+from jaxpfl.engine import Simulation, compiled
 from jaxpfl.engine.advice import check_claim, check_federation, check_settings
 from jaxpfl.engine.build import Assembled, build, cohorts_of, graph_of, put_together, work_of
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
+from jaxpfl.engine.execution_plan import tuning_of
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.spec import Settings
@@ -116,6 +117,23 @@ class Experiment(NamedTuple):
         federation, unseen = _without_examples(self.federation), self.unseen and _without_examples(self.unseen)
         runs = {name: dataclasses.replace(run, federation=federation, unseen=unseen) for name, run in self.runs.items()}
         return self._replace(federation=federation, unseen=unseen, runs=runs)
+
+    @property
+    def tuning(self) -> str:
+        """Value of ``plan.tuning`` that the runs use; ``auto`` if there is none to choose, as on a CPU."""
+        plan, first = self.config.plan, next(iter(self.runs.values()))
+        model_bytes = num_bytes(compiled.shapes(self.task.init, jax.random.key(0)))
+        found = tuning_of(plan, jax.default_backend(), model_bytes, first.client_steps)
+        return plan.tuning if plan.tuning != "auto" or found is None else found[0]
+
+    def with_tuning(self, tuning: str) -> Experiment:
+        """Return the experiment with a value of ``plan.tuning``."""
+        plan = dataclasses.replace(self.config.plan, tuning=tuning)
+        runs = {
+            name: dataclasses.replace(run, spec=dataclasses.replace(run.spec, plan=plan))
+            for name, run in self.runs.items()
+        }
+        return self._replace(config=dataclasses.replace(self.config, plan=plan), runs=runs)
 
     def all_hyper(self, name: str) -> dict[str, float]:
         """Return the hyper-parameters of one method by name, with the noise multiplier if the method is private."""

@@ -107,15 +107,18 @@ def test_a_place_that_cannot_be_written_is_no_error(unset):
 
 
 def test_trimming_takes_the_longest_unused_of_all_folders(tmp_path: Path):
-    for folder, name, age in (("xla-a", "old", 30), ("xla-b", "older", 40), ("xla-b", "new", 0)):
+    tuned = f"xla-b/{jax.config.jax_persistent_cache_enable_xla_caches}"
+    for folder, name, age in (("xla-a", "old", 30), (tuned, "oldest", 50), ("xla-b", "older", 40), ("xla-b", "new", 0)):
         path = tmp_path / folder / f"{name}-cache"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(bytes(100))
         os.utime(path, (1e9 - age, 1e9 - age))
     other = tmp_path / "xla-a" / "notes.txt"
     other.write_bytes(bytes(500))
+    compile_cache.trim(tmp_path, 400)
+    assert len(list(tmp_path.rglob("*-cache"))) == 4
     compile_cache.trim(tmp_path, 300)
-    assert len(list(tmp_path.glob("*/*-cache"))) == 3
+    assert len(list(tmp_path.glob("*/*-cache"))) == len(list(tmp_path.rglob("*-cache"))) == 3
     compile_cache.trim(tmp_path, 150)
     assert [path.name for path in tmp_path.glob("*/*-cache")] == ["new-cache"]
     assert other.exists()

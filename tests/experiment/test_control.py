@@ -11,10 +11,11 @@ import jax
 import pytest
 from finished_run import SETTINGS, Silent, run
 
-from jaxpfl import JaxpflError
-from jaxpfl.engine import compiled
+from jaxpfl import ExecutionPlan, JaxpflError
+from jaxpfl.engine import build, compiled, execution_plan
 from jaxpfl.engine.compiled import key_of
-from jaxpfl.runs import control
+from jaxpfl.engine.execution_plan import tuning_of
+from jaxpfl.runs import control, setup
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.control import CompileClock
 from jaxpfl.runs.run import open_folder, run_methods
@@ -129,3 +130,31 @@ def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
         assert compiled._get_or_make(key, make) == 1
     other.join()
     assert 0.03 < clock.seconds < 1
+
+
+def test_a_resumed_run_keeps_its_tuning(tmp_path, monkeypatch):
+    """As on a GPU, where the products of a short run are compiled quickly and those of a long run fully."""
+    tuned, made = [], build.Assembled.simulation
+    monkeypatch.setattr(setup, "tuning_of", lambda *given: tuning_of(given[0], "gpu", *given[2:]))
+    monkeypatch.setattr(build.Assembled, "simulation", lambda self: tuned.append(self.spec.plan.tuning) or made(self))
+    folder = run(tmp_path / "run", ("fedavg",), **SETTINGS)
+    path, made_long = folder / "config.json", SETTINGS | {"rounds": 4}
+    monkeypatch.setattr(execution_plan, "_QUICK_WORK", 0)
+    longer = prepare(resolve(RunConfig(**made_long)), ("fedavg",))
+    assert longer.tuning == "full"
+    assert open_folder(folder, longer, resume=True) == ["rounds: 3 -> 4"]
+    run_methods(longer, folder, Silent())
+    assert tuned == ["quick", "quick"]
+    other = prepare(resolve(RunConfig(**made_long, plan=ExecutionPlan(tuning="full"))), ("fedavg",))
+    with pytest.raises(JaxpflError, match=r"would change the experiment in .*: plan\.tuning: quick -> full"):
+        open_folder(folder, other, resume=True)
+    # Earlier versions had no other choice on a GPU than XLA's own.
+    record = json.loads(path.read_text())
+    del record["config"]["plan"]["tuning"]
+    record["versions"]["platform"] = "gpu"
+    path.write_text(json.dumps(record))
+    monkeypatch.undo()
+    monkeypatch.setattr(setup, "tuning_of", lambda *given: tuning_of(given[0], "gpu", *given[2:]))
+    assert longer.tuning == "quick"
+    open_folder(folder, longer, resume=True)
+    assert json.loads(path.read_text())["config"]["plan"]["tuning"] == "full"
