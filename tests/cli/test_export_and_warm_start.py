@@ -56,8 +56,10 @@ def test_a_run_goes_on_where_another_ended(run, tmp_path, capsys):
     assert "the parameters of --warm-start have changed" in refused.err
 
 
-def test_a_start_that_does_not_fit_leaves_no_folder(run, tmp_path, capsys):
-    args = ("--model", "mlp", "--warm-start", run, "--output", tmp_path / "next")
+def test_a_start_that_does_not_fit_leaves_no_folder(tmp_path, capsys):
+    start = tmp_path / "start.npz"
+    np.savez(start, **{"head/bias": np.zeros(10), "head/kernel": np.zeros((64, 10))})
+    args = ("--model", "mlp", "--warm-start", start, "--output", tmp_path / "next")
     result = jaxpfl(capsys, "run", "fedavg", *SMALL, *args)
     assert result.status == 2
     assert "'dense0/bias' is absent in them but (64,) in the model" in result.err
