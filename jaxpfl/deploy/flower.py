@@ -98,9 +98,11 @@ def _answer(kind: str, agreement: Agreement, load: Callable[..., Any], config: d
     folder, loaded, (said, arrays) = Path(str(config["folder"])).absolute(), load(config), _unpack(message)
     (folder / "programs").mkdir(mode=0o700, parents=True, exist_ok=True)
     compiled.keep_in(folder / "programs")
-    names = ("train", "test", "validation")
-    parts = ([(loaded[f"x_{name}"], loaded[f"y_{name}"])] if f"x_{name}" in loaded else None for name in names)
-    node = Node(agreement, stack_clients(*parts), folder)
+    splits = ("train", "test", "validation")
+    parts = {name: [(loaded[f"x_{name}"], loaded[f"y_{name}"])] for name in splits if f"x_{name}" in loaded}
+    if "train" not in parts:
+        raise JaxpflError(f"load must return x_train and y_train, got {', '.join(map(str, loaded)) or 'nothing'}")
+    node = Node(agreement, stack_clients(parts["train"], parts.get("test"), parts.get("validation")), folder)
     if kind == "query" and said:
         node.join(said, arrays)
     elif kind == "query":
@@ -250,6 +252,7 @@ def conduct(
         folder.mkdir(parents=True, exist_ok=True)
         privacy = None if statement is None else str(statement)
         files.write_json(folder / "results.json", {"history": history, "scores": scores, "privacy": privacy})
+        server: dict[str, Any] = dict(encode(hub.state))
         with files.whole(folder / "server.npz", "wb") as file:
-            np.savez(file, **encode(hub.state))
+            np.savez(file, **server)
     return hub

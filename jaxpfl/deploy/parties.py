@@ -240,9 +240,10 @@ class Hub:
         for client in sorted(uploads):  # in the order of the simulation's sum
             try:
                 sent = decode(uploads[client], self._expected, f"the upload of client {client}")
-                usable = bool(trees.all_finite(sent[0]) & summable(sent[0], self._cohorts.capacity) & (sent[1] < 2))
             except JaxpflError:
-                usable = False
+                refused += 1
+                continue
+            usable = bool(trees.all_finite(sent[0]) & summable(sent[0], self._cohorts.capacity) & (sent[1] < 2))
             refused += not usable
             total = jax.tree.map(jnp.add, total, sent) if usable else total
         update = partial(_update, self._server, self._cohorts)
@@ -306,7 +307,7 @@ def _secret() -> Key:
     return jax.random.wrap_key_data(jnp.asarray(drawn))
 
 
-def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _write(path: Path, arrays: Mapping[str, Any]) -> None:
     with files.whole(path, "wb") as file:
         np.savez(file, **arrays)
 

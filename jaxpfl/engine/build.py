@@ -111,7 +111,8 @@ def assemble_shapes(
         one = ClientData.stacked(Examples(x, y), [size])
         return one.rows(np.zeros(num_clients, int))
 
-    federation = Federation(np.arange(num_clients, dtype=np.int32), *map(stand_in, (*sizes, 2)))
+    train, validation = map(stand_in, sizes)
+    federation = Federation(np.arange(num_clients, dtype=np.int32), train, validation, stand_in(2))
     return put_together(spec, federation, None, task_of(spec, federation), None, steps)
 
 

@@ -209,7 +209,8 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
         return replace(split, start=start, size=size, chunk=chunk_of(size))
 
     ids = np.asarray(federation.client_ids)
-    return tuple(Federation(ids[g.members], *(view(one, g) for one in federation.all_splits)) for g in groups)
+    train, validation, test = federation.all_splits
+    return tuple(Federation(ids[g.members], view(train, g), view(validation, g), view(test, g)) for g in groups)
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:

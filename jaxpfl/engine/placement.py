@@ -213,7 +213,8 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
         )
 
     ids = processes.put(per_row(np.asarray(federation.client_ids)), layout)
-    return Federation(ids, *map(shard, federation.all_splits))
+    train, validation, test = map(shard, federation.all_splits)
+    return Federation(ids, train, validation, test)
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:

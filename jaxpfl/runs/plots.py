@@ -191,7 +191,9 @@ def _named(arrays: Arrays, name: str) -> dict[str, np.ndarray]:
 
 def _name_worst(axes: Any, x: np.ndarray, y: np.ndarray, names: np.ndarray | None, *, lower: bool = False) -> None:
     """Write the names of the three clients with the worst values beside their dots, unless they would overlap."""
-    worst = np.argsort(-y if lower else y, kind="stable")[: 0 if names is None else 3]
+    if names is None:
+        return
+    worst = np.argsort(-y if lower else y, kind="stable")[:3]
     beside = {"textcoords": "offset points", "xytext": (4, -1), "va": "top"}
     for rank, i in enumerate(worst):
         if all(abs(y[i] - y[j]) > 0.03 * np.ptp(y) for j in worst[:rank]):
