@@ -18,7 +18,7 @@ from jaxpfl import __version__
 from jaxpfl.core.types import Federation
 from jaxpfl.data import stack_clients
 from jaxpfl.deploy.agreement import Agreement, encode
-from jaxpfl.deploy.parties import Hub, Node, Parcel
+from jaxpfl.deploy.parties import Hub, Node, Parcel, write_arrays
 from jaxpfl.engine import compiled
 from jaxpfl.engine.evaluate import milestones
 from jaxpfl.support import files
@@ -252,7 +252,5 @@ def conduct(
         folder.mkdir(parents=True, exist_ok=True)
         privacy = None if statement is None else str(statement)
         files.write_json(folder / "results.json", {"history": history, "scores": scores, "privacy": privacy})
-        server: dict[str, Any] = dict(encode(hub.state))
-        with files.whole(folder / "server.npz", "wb") as file:
-            np.savez(file, **server)
+        write_arrays(folder / "server.npz", encode(hub.state))
     return hub

@@ -127,7 +127,7 @@ class Node:
             if self._folder is not None:
                 paths = {"/".join(trees.names(path)): leaf for path, leaf in jax.tree.leaves_with_path(personal)}
                 plain = {n: np.asarray(a, np.float32 if a.dtype == jnp.bfloat16 else None) for n, a in paths.items()}
-                _write(self._folder / "personal.npz", plain)
+                write_arrays(self._folder / "personal.npz", plain)
         named = {f"{model}.{name}": float(value) for model, own in scores.items() for name, value in own.items()}
         return named | {"examples": float(test.size)}
 
@@ -173,7 +173,7 @@ class Node:
     def _save(self) -> None:
         if self._folder is not None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state has the key of the node's noise
-            _write(self._folder / "state.npz", self._kept)
+            write_arrays(self._folder / "state.npz", self._kept)
 
 
 class Hub:
@@ -307,7 +307,8 @@ def _secret() -> Key:
     return jax.random.wrap_key_data(jnp.asarray(drawn))
 
 
-def _write(path: Path, arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays to an archive; after a kill, the file is the former one or the new one."""
     with files.whole(path, "wb") as file:
         np.savez(file, **arrays)
 
