@@ -29,7 +29,7 @@ def parameters(found: list[Any]) -> int:
 @each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import nbclient
     import nbformat
 
@@ -37,8 +37,13 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch):
     place = parameters(notebook.cells)
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(notebook.cells[place].metadata["quick"]))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of a reduced run
+    # In the folder of the checkout, a kernel would import jaxpfl from there instead of the installed package.
+    resources = {"metadata": {"path": str(tmp_path)}}
     # No limit on a cell: a busy machine takes as long as it takes.
-    nbclient.NotebookClient(notebook, timeout=None, startup_timeout=600, kernel_name="python3").execute()
+    client = nbclient.NotebookClient(
+        notebook, timeout=None, startup_timeout=600, kernel_name="python3", resources=resources
+    )
+    client.execute()
     assert any(cell.get("outputs") for cell in notebook.cells)
 
 
