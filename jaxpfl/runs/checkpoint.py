@@ -27,7 +27,7 @@ from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.state import keyless
 from jaxpfl.support import files, processes
-from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.errors import JaxpflError, warn, writing
 from jaxpfl.support.output_paths import discard_late, partial
 
 _KEPT = 2
@@ -110,10 +110,11 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete all checkpoints except the checkpoint of ``round``."""
-        for other in self.rounds():
-            if other != round:
-                shutil.rmtree(self._folder / str(other), ignore_errors=True)
+        """Delete all other checkpoints, also those whose writing was cut off."""
+        for other in self._folder.iterdir():
+            if other.name != str(round) and other.is_dir() and not other.is_symlink():
+                with writing(other):
+                    shutil.rmtree(other)
 
     def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
         """Restore the latest intact checkpoint, or return ``like`` itself if the folder has no checkpoints.

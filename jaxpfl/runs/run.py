@@ -268,10 +268,10 @@ def _run_method(
         interrupt.saves = not ended
         if asked:
             break
+    if secret and checkpoints is not None and (done == rounds or patience.over):
+        checkpoints.keep_only(done)
     if asked := interrupt.stop_signal():
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
-    if secret and checkpoints is not None:
-        checkpoints.keep_only(done)
     if scores is None:  # an earlier process was killed after the last checkpoint, before it wrote the files below
         scores, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:

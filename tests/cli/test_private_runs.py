@@ -1,11 +1,19 @@
 """Private runs from the command line: the statement, where it is stored, what is refused, and what may resume."""
 
 import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 
+import jax
+import numpy as np
+import pyarrow
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.engine import noise_keys
+from jaxpfl.engine import Simulation, noise_keys
 from jaxpfl.privacy.statement import SAME_USERS, SPENT_BEFORE
 from jaxpfl.runs.stored_run import last_state, open_run
 
@@ -114,6 +122,49 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert "privacy.noise_seed = secret: the seed was deleted after round 4" in refused.err
     assert jaxpfl(capsys, "run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "os").status == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [3, 4])
+def test_no_byte_of_a_secret_key_stays(capsys, tmp_path, monkeypatch, stop):
+    """Not in an older checkpoint, nor in one whose writing was cut off, after a stop in the run or with its last round.
+
+    The key is found in the checkpoints of a run that was stopped before its end, so the search can fail.
+    """
+    folder, keys, calls, advance = tmp_path / "run", [], [], Simulation.advance
+
+    def stopped(self, state, rounds):
+        keys.extend(np.asarray(jax.random.key_data(state.noise)))
+        calls.append(rounds)
+        if len(calls) == stop:
+            signal.raise_signal(signal.SIGINT)
+        return advance(self, state, rounds)
+
+    def texts(raw: bytes) -> Iterator[bytes]:
+        """The bytes of a file, and those of each compressed part of it."""
+        yield raw
+        for frame in re.finditer(re.escape(b"\x28\xb5\x2f\xfd"), raw):
+            stream, text = pyarrow.CompressedInputStream(pyarrow.BufferReader(raw[frame.start() :]), "zstd"), b""
+            with suppress(OSError):  # what stands behind the part
+                while more := stream.read(1):
+                    text += more
+            yield text
+
+    def found() -> set[str]:
+        every = [(path, text) for path in folder.rglob("*") if path.is_file() for text in texts(path.read_bytes())]
+        holds = [path for path, text in every if any(key.tobytes() in text for key in keys)]
+        return {path.relative_to(folder / "checkpoints" / "fedavg").parts[0] for path in holds}
+
+    monkeypatch.setattr(Simulation, "advance", stopped)
+    args = ["run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "secret", "--plan.rounds-per-call", "1"]
+    assert jaxpfl(capsys, *args, "--output", folder).status == 130
+    assert found() == ({"2", "3"} if stop == 3 else set())
+    if stop == 3:  # as a process leaves it that is killed while it writes
+        shutil.copytree(folder / "checkpoints" / "fedavg" / "3", folder / "checkpoints" / "fedavg" / ".3.partial")
+        assert ".3.partial" in found()
+    assert jaxpfl(capsys, *args, "--output", folder, "--resume").status == 0
+    assert keys[0].any()
+    assert found() == set()
 
 
 @pytest.mark.slow
