@@ -19,8 +19,9 @@ from jaxpfl.core.protocol import (
 )
 from jaxpfl.core.types import ClientData, Federation, Splits
 from jaxpfl.data import federate, load, open_federation, save_federation, set_apart, stack_clients
-from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
+from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, use_cpu_cores
 from jaxpfl.engine.model_files import load_models
 from jaxpfl.models import Model, Task, classification, from_equinox, from_linen, from_nnx, per_client
+from jaxpfl.runs.fit import fit
 from jaxpfl.runs.records import load_sweep
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning

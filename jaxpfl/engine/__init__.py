@@ -1,9 +1,9 @@
 """The engine: compiles whole rounds over the client axis and the axis of runs."""
 
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.engine.fit import Fit
 from jaxpfl.engine.placement import use_cpu_cores
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import RunState
 
-__all__ = ["ExecutionPlan", "Fit", "RunState", "Simulation", "fit", "use_cpu_cores"]
+__all__ = ["ExecutionPlan", "Fit", "RunState", "Simulation", "use_cpu_cores"]

@@ -1,18 +1,17 @@
-"""``fit``: train a method on stacked data from Python and score it, in one call."""
+"""Training of a method on stacked data, with the scores of every client: the function below ``jaxpfl.fit``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.core import exclusions
-from jaxpfl.core.settings import Kind, check_kind, documented, instance_of, part_of
-from jaxpfl.core.types import Federation, Names, PyTree
-from jaxpfl.engine.build import assemble
+from jaxpfl.core.settings import part_of
+from jaxpfl.core.types import Federation, Names
+from jaxpfl.engine.build import Assembled, assemble
 from jaxpfl.engine.evaluate import (
     Scores,
     chosen,
@@ -23,8 +22,8 @@ from jaxpfl.engine.evaluate import (
     mean_over_examples,
     milestones,
 )
-from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
+from jaxpfl.engine.scores import HEADLINES, Headline, constant_scores, over_clients, words_of_clients, worst
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts
@@ -32,7 +31,6 @@ from jaxpfl.models import Task
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (
     Accountant,
-    Mechanism,
     PrivacyConfig,
     PrivacyPlan,
     SiloMechanism,
@@ -40,14 +38,14 @@ from jaxpfl.privacy import (
     noise,
 )
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
-from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError, unknown_name
-from jaxpfl.uploads.compression import Compressor
+
+Released: TypeAlias = tuple[PrivacyPlan | SiloMechanism | None, ...] | None
 
 
 class Fit(NamedTuple):
-    """Result of `fit`: S runs (one for each seed), m clients, E evaluations.
+    """Result of ``jaxpfl.fit``: S runs (one for each seed), m clients, E evaluations.
 
     Attributes:
       simulation: compiled programs, with which training can continue from ``state``.
@@ -69,6 +67,9 @@ class Fit(NamedTuple):
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
         ``scores`` and ``validation``, attackers have NaN instead. None without an attack.
       client_names: names of the clients, as `Federation.client_names`.
+      method: name of the method.
+      client_ids: ids of the clients, [m].
+      constant: best constant prediction and its `headline` score on each client, [m]; None if the task has none.
     """
 
     simulation: Simulation
@@ -78,7 +79,7 @@ class Fit(NamedTuple):
     scores: dict[str, dict[str, np.ndarray]]
     validation: dict[str, dict[str, np.ndarray]] | None = None
     unseen: Scores | None = None
-    privacy: tuple[PrivacyPlan | SiloMechanism | None, ...] | None = None
+    privacy: Released = None
     caveats: tuple[str, ...] = ()
     delta: float | None = None
     task: Task | None = None
@@ -86,6 +87,45 @@ class Fit(NamedTuple):
     patience: int | None = None
     attacked: Scores | None = None
     client_names: Names | None = None
+    method: str = ""
+    client_ids: np.ndarray | None = None
+    constant: tuple[Any, np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """Table of the scores after the last round, as text: a row for each model, for new clients and for the best
+        constant prediction, and the clients with the worst scores.
+
+        The scores are means over clients (± standard deviation over seeds), the 10 % quantile (90 % if lower is better)
+        and the mean of the worst tenth of the clients; for other metrics, the means.
+        """
+        lower = self.task is not None and self.task.lower
+        head = HEADLINES.get(self.headline, Headline(self.headline, lower, percent=False))
+        others = [name for name in self.scores["before"] if name not in (head.name, "diverged", "gradients")]
+        models = {"personalised": "after", "before adaptation": "before", "global": "global"}
+        last = {of: {metric: values[-1] for metric, values in scores.items()} for of, scores in self.scores.items()}
+        rows = {name: last[of] for name, of in models.items() if of in last}
+        if self.unseen is not None:
+            rows["unseen clients"] = self.unseen["after"]
+        if self.constant is not None:
+            rows[f"constant {np.round(self.constant[0], 4)}"] = {head.name: self.constant[1]}
+        found = [("", head.words + head.unit, "p90" if lower else "p10", "worst", *others)]
+        for name, scores in rows.items():
+            over = over_clients(np.asarray(scores[head.name]), lower=lower)
+            mean, low, least = (head.number(over[what]) for what in ("mean", "p10", "worst_decile"))
+            spread = "" if over["std"] is None else f" ±{head.number(over['std'])}"
+            means = [over_clients(np.asarray(scores[m]))["mean"] if m in scores else None for m in others]
+            found.append((name, mean + spread, low, least, *("-" if m is None else f"{m:.4g}" for m in means)))
+        widths = [max(map(len, column)) for column in zip(*found, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in found]
+        runs, clients = self.scores["after"][head.name].shape[1:]
+        title = f"{self.method}: {clients} clients, {self.rounds[-1]} rounds, {runs} seed{'s' * (runs > 1)}"
+        ids = np.arange(clients) if self.client_ids is None else self.client_ids
+        who = {"client_ids": ids, "client_names": ids if self.client_names is None else self.client_names}
+        lines.append(f"worst clients: {words_of_clients(worst(self.personalized_score, who, head), head)}")
+        return "\n".join([title, *lines])
 
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, and its assumptions.
@@ -274,7 +314,7 @@ class Fit(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Argument of `fit`'s callbacks after an evaluation: S runs, m clients, T rounds since the previous evaluation.
+    """Argument of callbacks after an evaluation: S runs, m clients, T rounds since the previous evaluation.
 
     Attributes:
       round: number of finished rounds.
@@ -301,134 +341,81 @@ def _metric_scores(scores: Mapping[str, Any], metric: str) -> Any:
     return scores[metric]
 
 
-_FEDERATION = instance_of("a Federation (jaxpfl.federate and jaxpfl.stack_clients make one)", Federation)
-_CALLBACKS = Kind("a sequence of functions", lambda value: isinstance(value, Sequence) and all(map(callable, value)))
-
-
-def fit(
-    method: str | Method,
+def train(
+    spec: RunSpec,
     federation: Federation,
-    *,
     unseen: Federation | None = None,
     callbacks: Sequence[Callable[[Evaluated], None]] = (),
-    model: Any = "mlp",
-    task: str | Task | None = None,
-    loss: str | Callable[..., Any] | None = None,
-    label_smoothing: float = 0.0,
-    metrics: Any = None,
-    rounds: int = 100,
-    eval_every: int | None = None,
-    patience: int | None = None,
-    cohort: int | None = None,
-    participation: str | None = None,
-    cohort_cap: int | None = None,
-    cycle: int | None = None,
-    local_steps: int = 10,
-    local_epochs: int | None = None,
-    batch_size: int = 20,
-    draw: str = "epoch",
-    augment: str | None = None,
-    client_optimizer: Optimizer = "sgd",
-    keep_optimizer: bool = False,
-    lr: float | Sequence[float] | None = None,
-    clip_gradients: float | None = None,
-    lr_schedule: str | Callable[..., Any] = "decay",
-    weighting: str | None = None,
-    server_optimizer: Optimizer = "sgd",
-    server_lr: float | Sequence[float] | None = None,
-    aggregate: str = "mean",
-    attack: str | None = None,
-    attackers: float = 0.0,
-    attack_seed: int = 0,
-    dropout: Any = 0.0,
-    stragglers: Any = 0.0,
-    same_stragglers: bool = False,
-    time_model: str | None = None,
-    compress: str | Compressor | None = None,
-    adapt_rounds: int = 10,
-    graph: str | Graph | None = None,
-    neighbours: int | None = None,
-    seeds: int | Sequence[int] = 1,
-    hyper: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    num_classes: int | None = None,
-    warm_start: PyTree | None = None,
-    privacy: Mechanism | PrivacyConfig | None = None,
-    plan: ExecutionPlan | None = None,
 ) -> Fit:
-    """Train a method and score every client on its test examples.
-
-    Example::
-
-        federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3)
-        result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
-        result.personalized_accuracy.mean()
+    """Train a method and score every client on its test examples; nothing is written.
 
     Args:
-      method: registered name, or a `Method` of your own.
-      federation: stacked data of the clients.
-      unseen: clients that are never trained, for ``Fit.unseen_accuracy``; `jaxpfl.set_apart` makes such clients.
-      callbacks: functions that are called in order after every evaluation, with an `Evaluated`. They cannot change the
-        run.
+      spec: method and settings of the run.
+      federation: clients that are trained.
+      unseen: clients that are never trained, if any.
+      callbacks: functions that are called in order after every evaluation.
 
     Raises:
-      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, or if the data do not allow a
-        setting.
+      JaxpflError: if the data do not allow a setting.
     """
-    settings = dict(locals())
-    for name in ("federation", "unseen", "callbacks"):
-        del settings[name]
-    spec = RunSpec(**settings)
-    check_kind("federation", federation, _FEDERATION)
-    check_kind("callbacks", callbacks, _CALLBACKS)
-    if unseen is not None:
-        check_kind("unseen", unseen, _FEDERATION)
     assembled = assemble(spec, federation, unseen)
     simulation, released = assembled.simulation(), assembled.released(len(spec.seeds))
-    rounds, eval_every = spec.rounds, spec.eval_every or spec.rounds
-    starts_given = spec.warm_start is not None or isinstance(assembled.task.model.init, Given)
-    private, patience, task = assembled.mechanism is not None, spec.patience, assembled.task
-    caveats = (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and patience is not None)
+    patience, task = spec.patience, assembled.task
     if processes.several():
         processes.agree("fit's", _comparable(spec))
     state = simulation.init(spec.seeds)
-    histories, evaluations, validations = [], [], []
+    evaluated: list[Evaluated] = []
     validates = bool(np.asarray(federation.validation.size).any())
-    stops: list[int] = []
-    for stop in milestones(0, rounds, eval_every):
-        start = stops[-1] if stops else 0
-        state, history = simulation.advance(state, stop - start)
-        histories.append(history)
-        stops.append(stop)
-        evaluations.append(simulation.evaluate(state))
-        if validates:
-            validations.append(simulation.evaluate(state, "validation"))
+    for stop in milestones(0, spec.rounds, spec.eval_every or spec.rounds):
+        state, history = simulation.advance(state, stop - (evaluated[-1].round if evaluated else 0))
+        scores = simulation.evaluate(state)
+        validation = simulation.evaluate(state, "validation") if validates else None
+        evaluated.append(Evaluated(stop, history, scores, validation))
         for callback in callbacks:
-            callback(Evaluated(stop, history, evaluations[-1], validations[-1] if validates else None))
+            callback(evaluated[-1])
         if patience is not None:
-            means = [mean_over_clients(np.asarray(each["after"][task.headline])) for each in validations]
+            means = [mean_over_clients(np.asarray(one.validation["after"][task.headline])) for one in evaluated]
             if chosen(np.stack(means), patience, lower=task.lower).over.all():
                 break
+    return result(assembled, released, simulation, state, evaluated)
+
+
+def result(
+    assembled: Assembled, released: Released, simulation: Simulation, state: RunState, evaluated: Sequence[Evaluated]
+) -> Fit:
+    """Collect the result of a run, and score its unseen clients and attackers.
+
+    Args:
+      assembled: inputs of the run.
+      released: privacy plan of each run, as `Assembled.released` returns it.
+      simulation: simulation of the run.
+      state: state after the last round.
+      evaluated: all evaluations; the last one is after the last round.
+    """
+    spec, task, federation = assembled.spec, assembled.task, assembled.federation
+    starts_given = spec.warm_start is not None or isinstance(task.model.init, Given)
+    private = assembled.mechanism is not None
+    histories, validations = [one.history for one in evaluated], [one.validation for one in evaluated]
     return Fit(
         simulation,
         state,
         {name: np.concatenate([h[name] for h in histories], axis=1) for name in histories[0]},
-        np.array(stops),
-        _stacked(evaluations),
-        _stacked(validations) if validates else None,
-        None if unseen is None else simulation.evaluate_unseen(state),
+        np.array([one.round for one in evaluated]),
+        _stacked([one.scores for one in evaluated]),
+        None if validations[0] is None else _stacked(validations),
+        None if assembled.unseen is None else simulation.evaluate_unseen(state),
         released,
-        caveats,
+        (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and spec.patience is not None),
         spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None,
         task,
         example_weights(federation.test, task.kind),
-        patience,
+        spec.patience,
         None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
         federation.client_names,
+        spec.method.name,
+        np.asarray(federation.client_ids),
+        constant_scores(federation, task.kind),
     )
-
-
-fit.__doc__ = documented(fit.__doc__ or "", RunSpec)
 
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import data_sets, stored_code
 from jaxpfl.runs.data_sets import is_table, preset
 from jaxpfl.runs.names_elsewhere import unknown_setting
+from jaxpfl.runs.run_folder import FEDERATION
 from jaxpfl.support import files, own_code
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.uploads import compression
@@ -446,6 +447,8 @@ def read(path: str | Path) -> ConfigFile:
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
     known = checksum if isinstance(checksum, int) else None
     config = from_mapping(values, str(path))
+    if checksum is not None and (Path(path).parent / FEDERATION).is_dir():  # the folder may have been moved
+        config = dataclasses.replace(config, data_dir=str(Path(path).parent))
     if code is not None:
         folder = Path(path).parent / stored_code.CODE
         methods, config = stored_code.methods_in(folder, methods, code), stored_code.located(config, folder)

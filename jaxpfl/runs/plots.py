@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxpfl.runs.scores import ACCURACY, Headline, client_means, fraction_hurt
+from jaxpfl.engine.scores import ACCURACY, Headline, client_means, fraction_hurt
 from jaxpfl.support.console import INK, entitle, literal, new_axes, save, shades
 from jaxpfl.support.errors import label
 

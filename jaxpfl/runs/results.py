@@ -15,11 +15,11 @@ from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import example_weights, first_time, is_root
+from jaxpfl.engine.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined, worst
+from jaxpfl.engine.scores import over_clients as statistics
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined, worst
-from jaxpfl.runs.scores import over_clients as statistics
 from jaxpfl.runs.setup import Experiment, Protection, require
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn

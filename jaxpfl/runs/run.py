@@ -11,6 +11,7 @@ A run folder contains:
 - ``methods/``: two files for each finished method;
 - ``checkpoints/``, ``clients.npz`` (per-client scores) and ``plots/``;
 - ``graph.csv``, the clients' neighbours, if a method needs a graph of the clients;
+- ``fit-federation/``, the data of a run of ``jaxpfl.fit``;
 - ``code/``, copies of the user's files that the settings name;
 - ``clients/``, if the clients' states are kept on disk;
 - ``profile/``, ``tensorboard/`` and ``wandb/``, on request;
@@ -21,10 +22,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -32,6 +33,7 @@ import numpy as np
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
 from jaxpfl.engine.evaluate import mean_over_clients, milestones
+from jaxpfl.engine.fit import Evaluated
 from jaxpfl.runs import results, run_folder, stored_code
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
@@ -52,6 +54,8 @@ class Reporter(Protocol):
     def finish(self, method: str) -> None: ...
     def say(self, text: str) -> None: ...
 
+
+Observer: TypeAlias = Callable[[Simulation, RunState, Evaluated], None]
 
 _FIXED = {
     "warm_start": "the parameters of --warm-start have changed",
@@ -143,6 +147,7 @@ def run_methods(
     trackers: Sequence[Tracker] = (),
     *,
     traced: bool = False,
+    observe: Observer | None = None,
 ) -> dict[str, Any]:
     """Run every unfinished method, and write the summary.
 
@@ -153,6 +158,7 @@ def run_methods(
       trackers: objects that receive every record, such as TensorBoard's.
       traced: whether to write a profiler trace to ``profile/METHOD``. The second call of each method's program is
         traced, because the first includes compilation.
+      observe: function that is called after every evaluation.
 
     Returns:
       The summary, as in ``summary.json`` and ``--json``.
@@ -181,7 +187,9 @@ def run_methods(
                 else:
                     try:
                         with end_trackers(trackers):
-                            _run_method(experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced)
+                            _run_method(
+                                experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced, observe
+                            )
                     except JaxpflError:
                         if processes.is_first():
                             run_folder.discard_unstarted(folder)
@@ -202,6 +210,7 @@ def _run_method(
     clock: CompileClock,
     trackers: Sequence[Tracker],
     traced: bool,
+    observe: Observer | None,
 ) -> None:
     config, compiled_before = experiment.config, clock.seconds
     rounds = require(config.rounds)
@@ -240,6 +249,7 @@ def _run_method(
 
     pace = Pace(config.plan.rounds_per_call)
     calls, loss, score, scores = 0, float("nan"), None, None
+    histories: list[dict[str, np.ndarray]] = []
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         if patience.over:
             break
@@ -249,12 +259,18 @@ def _run_method(
                 state, history = simulation.advance(state, length)
             calls += 1
             interrupt.saves = True  # the first call compiles, and Ctrl-C then ends the process immediately
+            if observe is not None:
+                histories.append(history)
             write(_round_records(name, done, history if uplink is None else uplink.along(history)))
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)
         if done == stop and (done % config.eval_every == 0 or done == rounds):
-            scores, record = _evaluate(experiment, simulation, state, name, done)
+            scores, validation, record = _evaluate(experiment, simulation, state, name, done)
+            if observe is not None:
+                new = {key: np.concatenate([h[key] for h in histories], axis=1) for key in history}
+                observe(simulation, state, Evaluated(done, new, scores, validation))
+                histories.clear()
             sent = {} if uplink is None else {"bits_up": uplink.bits}
             write([record | sent | {"seconds": spent()}])
             patience.add(record)
@@ -273,7 +289,7 @@ def _run_method(
     if asked := interrupt.stop_signal():
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
     if scores is None:  # an earlier process was killed after the last checkpoint, before it wrote the files below
-        scores, _ = _evaluate(experiment, simulation, state, name, done)
+        scores, _, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:
         scores |= _evaluate_unseen(simulation, state)
     if simulation.attackers is not None:
@@ -332,19 +348,25 @@ def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> li
 
 def _evaluate(
     experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Evaluate all clients; return their scores, and the record of the means over clients (one value per seed)."""
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, np.ndarray]] | None, dict[str, Any]]:
+    """Evaluate all clients.
+
+    Returns:
+      The scores on test and on validation examples (None without any), and the record of the means over clients (one
+      value per seed).
+    """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
     for which, metrics in scores.items():
         for metric in experiment.task.metrics:
             record[f"{labels[which]}_{metric}"] = mean_over_clients(metrics[metric])
+    validation = None
     if experiment.federation.validation.capacity:
         headline = experiment.headline
-        validation = simulation.evaluate(state, "validation")["after"][headline.name]
-        record[headline.validation] = mean_over_clients(np.asarray(validation))
-    return scores, record
+        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")))
+        record[headline.validation] = mean_over_clients(validation["after"][headline.name])
+    return scores, validation, record
 
 
 def _refusal(round: int) -> str:

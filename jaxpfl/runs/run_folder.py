@@ -95,7 +95,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 GRAPH = "graph.csv"
 """File name of the graph of the clients in a run folder."""
-_FOLDERS = ("methods", "checkpoints", "clients", "code", "profile", "tensorboard", "wandb")
+FEDERATION = "fit-federation"
+"""Folder, in the run folder of ``jaxpfl.fit``, with the federation."""
+_FOLDERS = ("methods", "checkpoints", "clients", "code", "profile", "tensorboard", "wandb", FEDERATION)
 RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
 """Names of files and folders in a run folder, in addition to ``config.json`` and `SHARED`."""
 
@@ -152,7 +154,8 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
         ways = "--resume continues it, --force replaces it, --output chooses another folder"
         raise JaxpflError(f"{folder} already holds a {kind}: {ways}")
     # Hidden files are ignored: a process that is killed while it writes a file leaves one.
-    if not stored and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    names = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.is_dir() else set()
+    if not stored and names - {FEDERATION}:
         raise JaxpflError(f"{folder} is not empty and holds no {kind}: choose another --output")
 
 

@@ -32,6 +32,7 @@ from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.execution_plan import tuning_of
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.placement import agree_on
+from jaxpfl.engine.scores import HEADLINES, Headline, constant_scores
 from jaxpfl.engine.spec import Settings
 from jaxpfl.engine.state import server_context
 from jaxpfl.engine.tasks import task_of
@@ -42,7 +43,6 @@ from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE, STOP
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
 from jaxpfl.runs.data_sets import is_table, model_for, preset, source_of
-from jaxpfl.runs.scores import HEADLINES, Headline, constant_scores
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import files, processes

@@ -16,7 +16,7 @@ from jaxpfl.engine.model_files import one_method
 from jaxpfl.runs import results, stored_code
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
-from jaxpfl.runs.run_folder import GRAPH
+from jaxpfl.runs.run_folder import FEDERATION, GRAPH
 from jaxpfl.runs.setup import Experiment, has_checksum, prepare, require
 from jaxpfl.runs.stored_code import CODE
 from jaxpfl.support import files
@@ -100,7 +100,10 @@ def open_run(folder: Path) -> StoredRun:
     if not path.is_file():
         raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
     record = read_record(path)
-    config = stored_code.located(resolve(from_mapping(record["config"], str(path))), folder / CODE)
+    config = from_mapping(record["config"], str(path))
+    if (folder / FEDERATION).is_dir():  # the folder may have been moved
+        config = dataclasses.replace(config, data_dir=str(folder))
+    config = stored_code.located(resolve(config), folder / CODE)
     return StoredRun(folder, record, config, record["methods"])
 
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from jaxpfl.data.stack import listed
 from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
-from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
+from jaxpfl.engine.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.console import format_seconds, new_table

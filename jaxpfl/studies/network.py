@@ -25,13 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import data
+from jaxpfl import algorithms, data
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Federation
 from jaxpfl.data.sources.planted import Planted, PlantedSettings
 from jaxpfl.engine.client_graph import client_graph
-from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.engine.fit import Fit, train
+from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
@@ -173,9 +174,8 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
         hyper["lr_personal"] = given.rate
     if method == "pfedme":
         hyper["lr_global"] = 0.5 / values
-    return fit(
-        method,
-        federation,
+    spec = RunSpec(
+        method=algorithms.get(method),
         model="linear",
         num_classes=2,
         rounds=given.rounds,
@@ -183,9 +183,10 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
         batch_size=given.samples,
         seeds=seeds,
         hyper=hyper,
-        options={"clusters": given.clusters} if method == "ifca" else None,
+        options={"clusters": given.clusters} if method == "ifca" else {},
         graph=graph if method == "network-lasso" else None,
     )
+    return train(spec, federation)
 
 
 def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpfl.runs.scores import (
+from jaxpfl.engine.scores import (
     ACCURACY,
     HEADLINES,
     best_on_validation,

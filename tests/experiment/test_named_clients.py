@@ -13,8 +13,8 @@ import pytest
 import jaxpfl as package
 from jaxpfl.cli import main
 from jaxpfl.data import Source, federate, split_figure, summary
+from jaxpfl.engine.scores import ACCURACY, HEADLINES, constant_scores, worst
 from jaxpfl.runs import plots, results
-from jaxpfl.runs.scores import ACCURACY, HEADLINES, constant_scores, worst
 from jaxpfl.runs.terminal import notes
 
 NAMES = ["Zug", "Bern", "<b>Ulm</b>", "[red]Ada", "x" * 500, "tab\there", "$a$"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.engine.evaluate import mean_over_examples
-from jaxpfl.runs.scores import Headline, best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
+from jaxpfl.engine.scores import Headline, best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
 
 
 def test_statistics_over_clients():

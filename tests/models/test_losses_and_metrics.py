@@ -9,10 +9,10 @@ from sklearn import metrics as sklearn
 from sklearn import metrics as sklearns
 
 from jaxpfl import JaxpflError
+from jaxpfl.engine.scores import HEADLINES
 from jaxpfl.models import TASKS, PerClient, Task, losses, metrics
 from jaxpfl.models.base import Model
 from jaxpfl.models.metrics import NAMED_METRICS, parse_metrics
-from jaxpfl.runs.scores import HEADLINES
 
 A = np.array([[0.3], [-1.7], [2.0], [0.0]])
 Y = np.array([0.0, 1.0, 3.0, 0.0])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from jaxpfl.engine.scores import HEADLINES, Headline, stored_headline, words_of_clients, worst
 from jaxpfl.runs import results
 from jaxpfl.runs.config import flat
 from jaxpfl.runs.run_folder import SUMMARY
-from jaxpfl.runs.scores import HEADLINES, Headline, stored_headline, words_of_clients, worst
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.support import files
 from jaxpfl.support.console import new_table, unmarked

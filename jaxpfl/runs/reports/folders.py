@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.engine.scores import over_clients, stored_headline
 from jaxpfl.runs import results
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.run_folder import SUMMARY, is_locked
-from jaxpfl.runs.scores import over_clients, stored_headline
 from jaxpfl.runs.stored_code import CODE
 from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import __version__
+from jaxpfl.engine.scores import Headline, client_means, find_headline, stored_headline
 from jaxpfl.runs import plots, results, terminal
 from jaxpfl.runs.config import RunConfig, flat, to_json
 from jaxpfl.runs.records import Journal
@@ -30,7 +31,6 @@ from jaxpfl.runs.reports.page import (
     table,
 )
 from jaxpfl.runs.run_folder import SUMMARY
-from jaxpfl.runs.scores import Headline, client_means, find_headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
 from jaxpfl.runs.sweep import summary as tables

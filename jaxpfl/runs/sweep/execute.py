@@ -23,13 +23,13 @@ from jaxpfl.core.types import Federation
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.build import Assembled, put_together
 from jaxpfl.engine.evaluate import example_weights, is_root
+from jaxpfl.engine.scores import over_clients, undefined
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, spec_for, to_json
 from jaxpfl.runs.control import CompileClock, Pace
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.runs.scores import over_clients, undefined
 from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.sweep.grid import apply_settings, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.engine.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DONE, Value, value_words
-from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import setting_key
 from jaxpfl.runs.sweep.summary import chosen_settings
 from jaxpfl.support.console import INK, entitle, literal, plain, shades

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.engine.scores import ACCURACY, HEADLINES, Headline, find_headline
 from jaxpfl.runs.config import DataConfig
 from jaxpfl.runs.records import DONE, Record, Value
-from jaxpfl.runs.scores import ACCURACY, HEADLINES, Headline, find_headline
 from jaxpfl.support.errors import JaxpflError
 
 _HEADLINES = {name for one in HEADLINES.values() for name in (one.validation, one.personalized)}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.engine.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value, value_words
-from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import Choice, group_by_setting, headline_of, setting_key
 from jaxpfl.support.console import format_seconds, new_table, unmarked
 from jaxpfl.support.errors import printable

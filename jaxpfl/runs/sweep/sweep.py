@@ -18,12 +18,12 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import __version__, algorithms
+from jaxpfl.engine.scores import Headline
 from jaxpfl.engine.spec import OWN
 from jaxpfl.runs import stored_code
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
 from jaxpfl.runs.run_folder import SUMMARY, check_place, clear
-from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.definition import FILE, Definition
 from jaxpfl.runs.sweep.execute import UNDEFINED, Data, prepare_group

@@ -1,0 +1,224 @@
+"""``fit``: train a method on stacked data from Python and score it, in one call, with or without a run folder."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxpfl.algorithms import METHODS, Method, Optimizer
+from jaxpfl.core.settings import Kind, check_kind, documented, instance_of
+from jaxpfl.core.types import Federation, PyTree
+from jaxpfl.engine.execution_plan import ExecutionPlan
+from jaxpfl.engine.fit import Evaluated, Fit, result, train
+from jaxpfl.engine.spec import OWN, RunSpec, Settings
+from jaxpfl.models import Task
+from jaxpfl.models.base import CLASSIFICATION
+from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.uploads.compression import Compressor
+
+if TYPE_CHECKING:
+    from jaxpfl.engine import RunState, Simulation
+    from jaxpfl.runs.config import RunConfig
+
+_FEDERATION = instance_of("a Federation (jaxpfl.federate and jaxpfl.stack_clients make one)", Federation)
+_CALLBACKS = Kind("a sequence of functions", lambda value: isinstance(value, Sequence) and all(map(callable, value)))
+
+
+def fit(
+    method: str | Method,
+    federation: Federation,
+    *,
+    unseen: Federation | None = None,
+    callbacks: Sequence[Callable[[Evaluated], None]] = (),
+    output: str | Path | None = None,
+    model: Any = "mlp",
+    task: str | Task | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    label_smoothing: float = 0.0,
+    metrics: Any = None,
+    rounds: int = 100,
+    eval_every: int | None = None,
+    patience: int | None = None,
+    cohort: int | None = None,
+    participation: str | None = None,
+    cohort_cap: int | None = None,
+    cycle: int | None = None,
+    local_steps: int = 10,
+    local_epochs: int | None = None,
+    batch_size: int = 20,
+    draw: str = "epoch",
+    augment: str | None = None,
+    client_optimizer: Optimizer = "sgd",
+    keep_optimizer: bool = False,
+    lr: float | Sequence[float] | None = None,
+    clip_gradients: float | None = None,
+    lr_schedule: str | Callable[..., Any] = "decay",
+    weighting: str | None = None,
+    server_optimizer: Optimizer = "sgd",
+    server_lr: float | Sequence[float] | None = None,
+    aggregate: str = "mean",
+    attack: str | None = None,
+    attackers: float = 0.0,
+    attack_seed: int = 0,
+    dropout: Any = 0.0,
+    stragglers: Any = 0.0,
+    same_stragglers: bool = False,
+    time_model: str | None = None,
+    compress: str | Compressor | None = None,
+    adapt_rounds: int = 10,
+    graph: str | Graph | None = None,
+    neighbours: int | None = None,
+    seeds: int | Sequence[int] = 1,
+    hyper: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    warm_start: PyTree | None = None,
+    privacy: Mechanism | PrivacyConfig | None = None,
+    plan: ExecutionPlan | None = None,
+) -> Fit:
+    """Train a method and score every client on its test examples.
+
+    Example::
+
+        federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3)
+        result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
+        result.personalized_accuracy.mean()
+
+    Args:
+      method: registered name, or a `Method` of your own.
+      federation: stacked data of the clients.
+      unseen: clients that are never trained, for ``Fit.unseen_accuracy``; `jaxpfl.set_apart` makes such clients.
+      callbacks: functions that are called in order after every evaluation, with an `Evaluated`. They cannot change the
+        run.
+      output: run folder to create, like ``jaxpfl run --output``, with a copy of the federation. Commands such as report
+        and export read it, and ``jaxpfl run --config OUTPUT/config.json --output OUTPUT --resume`` continues a stopped
+        run. Settings must then be text or numbers; own code is ``FILE.py:NAME``. None to write nothing.
+
+    Raises:
+      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, or if the data do not allow a
+        setting, or if the folder cannot be written.
+    """
+    given = dict(locals())
+    settings = {name: given[name] for name in inspect.signature(RunSpec).parameters}
+    spec = RunSpec(**settings)
+    check_kind("federation", federation, _FEDERATION)
+    check_kind("callbacks", callbacks, _CALLBACKS)
+    if unseen is not None:
+        check_kind("unseen", unseen, _FEDERATION)
+    if output is None:
+        return train(spec, federation, unseen, callbacks)
+    if unseen is not None or processes.several():
+        what = "unseen clients" if processes.several() else "several processes"
+        raise JaxpflError(f"output = {output} supports no {what}: leave it out, or use jaxpfl run")
+    return _fit_in_folder(settings, spec, federation, callbacks, Path(output))
+
+
+fit.__doc__ = documented(fit.__doc__ or "", RunSpec)
+
+
+def _fit_in_folder(
+    settings: dict[str, Any],
+    spec: RunSpec,
+    federation: Federation,
+    callbacks: Sequence[Callable[[Evaluated], None]],
+    folder: Path,
+) -> Fit:
+    """Save the federation in a run folder, and run there what ``jaxpfl run --data federation:...`` runs."""
+    from jaxpfl import algorithms
+    from jaxpfl.data import Source, save_federation
+    from jaxpfl.runs import run_folder
+    from jaxpfl.runs.config import resolve
+    from jaxpfl.runs.control import Interrupted
+    from jaxpfl.runs.run import Reporter, open_folder, run_methods
+    from jaxpfl.runs.setup import prepare
+
+    class Silent(Reporter):
+        """Reporter of nothing."""
+
+    config = _config(settings, spec, federation, folder)
+    if isinstance(settings["method"], str):
+        algorithms.names_of([settings["method"]])  # so that the method of a file is known by its name
+    evaluated: list[Evaluated] = []
+    last: list[tuple[Simulation, RunState]] = []
+
+    def observe(simulation: Simulation, state: RunState, found: Evaluated) -> None:
+        last[:] = [(simulation, state)]
+        evaluated.append(found)
+        for callback in callbacks:
+            callback(found)
+
+    with run_folder.lock(folder):
+        run_folder.check_place(folder, "config.json", "run", run_folder.RUN_PARTS, resume=False, force=False)
+        try:
+            shutil.rmtree(folder / run_folder.FEDERATION, ignore_errors=True)  # of a process that was killed here
+            source = None
+            if spec.num_classes is not None:
+                source = Source("federation", None, None, None, None, spec.num_classes, "of a fit", task=config.task)
+            save_federation(federation, folder / run_folder.FEDERATION, source=source)
+            experiment = prepare(resolve(config), (spec.method.name,))
+            assembled = experiment.runs[spec.method.name]
+            released = assembled.released(len(spec.seeds))
+            open_folder(folder, experiment, resume=False)
+            run_methods(experiment, folder, Silent(), observe=observe)
+        except Interrupted as stop:
+            resumed = f"jaxpfl run --config {folder / 'config.json'} --output {folder} --resume continues"
+            error = KeyboardInterrupt(f"{stop}; {resumed}") if stop.status == 130 else SystemExit(stop.status)
+            raise error from None
+        except Exception:
+            run_folder.discard_unstarted(folder)
+            raise
+    return result(assembled, released, *last[0], evaluated)
+
+
+def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, folder: Path) -> RunConfig:
+    """Return the config that gives the run in another process.
+
+    Raises:
+      JaxpflError: if a setting is neither text nor a number.
+    """
+    from jaxpfl.runs.config import RunConfig
+    from jaxpfl.runs.run_folder import FEDERATION
+
+    def plain(name: str, value: Any, *allowed: type, instead: str = "") -> Any:
+        value = value.item() if isinstance(value, np.generic) else value
+        if value is None or isinstance(value, (str, int, float, *allowed)):
+            return value
+        words = f"{name} must be text or a number in a run that is stored, got {shown(value)}"
+        raise JaxpflError(f"{words}: {instead or 'leave out output'}")
+
+    own = "put it into a file and write FILE.py:NAME"
+    if METHODS.get(spec.method.name) != spec.method and not spec.method.source:
+        plain("method", spec.method, instead=own)
+    flat = {f.name: settings[f.name] for f in fields(Settings)}
+    flat = {name: plain(name, value, instead=own if name in OWN else "") for name, value in flat.items()}
+    entries = dict(spec.hyper) | dict(spec.options)
+    texts = {name: str(plain(f"{spec.method.name}.{name}", value)) for name, value in entries.items()}
+    first, runs = spec.seeds[0], len(spec.seeds)
+    if any(seed != first + run for run, seed in enumerate(spec.seeds)):
+        raise JaxpflError(f"seeds must be consecutive numbers in a run that is stored, got {shown(settings['seeds'])}")
+    plain("warm_start", spec.warm_start)
+    plain("privacy", spec.privacy, PrivacyConfig, instead="write a PrivacyConfig")
+    return RunConfig(
+        **flat
+        | {
+            "data": f"federation:{FEDERATION}",
+            "data_dir": str(folder.absolute()),
+            "task": settings["task"] or CLASSIFICATION,
+            "cohort": spec.cohort or federation.num_clients,
+            "eval_every": spec.eval_every or spec.rounds,
+            "set": tuple(f"{spec.method.name}.{name}={text}" for name, text in texts.items()),
+            "seed": int(first),
+            "seeds": runs,
+            "privacy": spec.privacy or PrivacyConfig(),
+            "plan": spec.plan,
+        }
+    )
