@@ -117,7 +117,7 @@ def test_wrong_arguments_are_one_line(federation, name, value, message):
 def test_keywords_are_the_settings_of_a_run():
     own, settings = (dict(inspect.signature(one).parameters) for one in (jaxpfl.fit, RunSpec))
     del settings["method"]
-    assert list(own)[4:] == list(settings)
+    assert list(own)[5:] == list(settings)
     for name, setting in settings.items():
         assert own[name].default == setting.default
         assert setting.annotation.removesuffix(" | None") in own[name].annotation

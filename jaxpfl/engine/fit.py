@@ -374,7 +374,8 @@ def train(
         for callback in callbacks:
             callback(evaluated[-1])
         if patience is not None:
-            means = [mean_over_clients(np.asarray(one.validation["after"][task.headline])) for one in evaluated]
+            scored = [one.validation["after"] for one in evaluated if one.validation is not None]
+            means = [mean_over_clients(np.asarray(scores[task.headline])) for scores in scored]
             if chosen(np.stack(means), patience, lower=task.lower).over.all():
                 break
     return result(assembled, released, simulation, state, evaluated)
@@ -395,14 +396,15 @@ def result(
     spec, task, federation = assembled.spec, assembled.task, assembled.federation
     starts_given = spec.warm_start is not None or isinstance(task.model.init, Given)
     private = assembled.mechanism is not None
-    histories, validations = [one.history for one in evaluated], [one.validation for one in evaluated]
+    histories = [one.history for one in evaluated]
+    validations = [one.validation for one in evaluated if one.validation is not None]
     return Fit(
         simulation,
         state,
         {name: np.concatenate([h[name] for h in histories], axis=1) for name in histories[0]},
         np.array([one.round for one in evaluated]),
         _stacked([one.scores for one in evaluated]),
-        None if validations[0] is None else _stacked(validations),
+        _stacked(validations) if validations else None,
         None if assembled.unseen is None else simulation.evaluate_unseen(state),
         released,
         (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and spec.patience is not None),

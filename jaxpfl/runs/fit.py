@@ -117,8 +117,9 @@ def fit(
     if output is None:
         return train(spec, federation, unseen, callbacks)
     if unseen is not None or processes.several():
-        what = "unseen clients" if processes.several() else "several processes"
-        raise JaxpflError(f"output = {output} supports no {what}: leave it out, or use jaxpfl run")
+        raise JaxpflError(
+            f"output = {output} supports neither unseen clients nor several processes: leave it out, or use jaxpfl run"
+        )
     return _fit_in_folder(settings, spec, federation, callbacks, Path(output))
 
 
@@ -138,15 +139,11 @@ def _fit_in_folder(
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.config import resolve
     from jaxpfl.runs.control import Interrupted
-    from jaxpfl.runs.run import Reporter, open_folder, run_methods
+    from jaxpfl.runs.run import open_folder, run_methods
     from jaxpfl.runs.setup import prepare
 
-    class Silent(Reporter):
-        """Reporter of nothing."""
-
     config = _config(settings, spec, federation, folder)
-    if isinstance(settings["method"], str):
-        algorithms.names_of([settings["method"]])  # so that the method of a file is known by its name
+    algorithms.names_of([spec.method.source])  # so that the method of a file is known by its name
     evaluated: list[Evaluated] = []
     last: list[tuple[Simulation, RunState]] = []
 
@@ -162,13 +159,14 @@ def _fit_in_folder(
             shutil.rmtree(folder / run_folder.FEDERATION, ignore_errors=True)  # of a process that was killed here
             source = None
             if spec.num_classes is not None:
-                source = Source("federation", None, None, None, None, spec.num_classes, "of a fit", task=config.task)
+                y = federation.train.examples.y
+                source = Source("federation", None, y, None, None, spec.num_classes, "a fit", task=str(config.task))
             save_federation(federation, folder / run_folder.FEDERATION, source=source)
             experiment = prepare(resolve(config), (spec.method.name,))
             assembled = experiment.runs[spec.method.name]
             released = assembled.released(len(spec.seeds))
             open_folder(folder, experiment, resume=False)
-            run_methods(experiment, folder, Silent(), observe=observe)
+            run_methods(experiment, folder, _Silent(), observe=observe)
         except Interrupted as stop:
             resumed = f"jaxpfl run --config {folder / 'config.json'} --output {folder} --resume continues"
             error = KeyboardInterrupt(f"{stop}; {resumed}") if stop.status == 130 else SystemExit(stop.status)
@@ -177,6 +175,15 @@ def _fit_in_folder(
             run_folder.discard_unstarted(folder)
             raise
     return result(assembled, released, *last[0], evaluated)
+
+
+class _Silent:
+    """Reporter that prints nothing."""
+
+    def start(self, method: str, done: int, rounds: int) -> None: ...
+    def progress(self, round: int, loss: float, score: float | None) -> None: ...
+    def finish(self, method: str) -> None: ...
+    def say(self, text: str) -> None: ...
 
 
 def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, folder: Path) -> RunConfig:
@@ -192,7 +199,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
         value = value.item() if isinstance(value, np.generic) else value
         if value is None or isinstance(value, (str, int, float, *allowed)):
             return value
-        words = f"{name} must be text or a number in a run that is stored, got {shown(value)}"
+        words = f"{name} must be text or a number in a run that is stored, got a {type(value).__name__}"
         raise JaxpflError(f"{words}: {instead or 'leave out output'}")
 
     own = "put it into a file and write FILE.py:NAME"
@@ -202,7 +209,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
     flat = {name: plain(name, value, instead=own if name in OWN else "") for name, value in flat.items()}
     entries = dict(spec.hyper) | dict(spec.options)
     texts = {name: str(plain(f"{spec.method.name}.{name}", value)) for name, value in entries.items()}
-    first, runs = spec.seeds[0], len(spec.seeds)
+    first, runs = next(iter(spec.seeds), 0), len(spec.seeds)
     if any(seed != first + run for run, seed in enumerate(spec.seeds)):
         raise JaxpflError(f"seeds must be consecutive numbers in a run that is stored, got {shown(settings['seeds'])}")
     plain("warm_start", spec.warm_start)

@@ -268,7 +268,7 @@ def _run_method(
         if done == stop and (done % config.eval_every == 0 or done == rounds):
             scores, validation, record = _evaluate(experiment, simulation, state, name, done)
             if observe is not None:
-                new = {key: np.concatenate([h[key] for h in histories], axis=1) for key in history}
+                new = {key: np.concatenate([h[key] for h in histories], axis=1) for key in histories[0]}
                 observe(simulation, state, Evaluated(done, new, scores, validation))
                 histories.clear()
             sent = {} if uplink is None else {"bits_up": uplink.bits}
@@ -348,7 +348,7 @@ def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> li
 
 def _evaluate(
     experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, np.ndarray]] | None, dict[str, Any]]:
+) -> tuple[Any, Any, dict[str, Any]]:
     """Evaluate all clients.
 
     Returns:

@@ -1,0 +1,125 @@
+"""``fit(output=...)``: the numbers of ``fit``, in a run folder that every command reads; and the table of a fit."""
+
+import os
+import signal
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl.cli import main
+from jaxpfl.core.types import Names
+from jaxpfl.engine.fit import Evaluated
+from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.runs import results
+from jaxpfl.runs.stored_run import open_run
+
+SMALL = {"model": "linear", "rounds": 4, "eval_every": 2, "cohort": 3, "local_steps": 2, "batch_size": 5, "seeds": 2}
+METHOD = "from jaxpfl import METHODS\nmine = METHODS['adaped']._replace(name='mine')\n"
+
+
+@pytest.fixture(scope="module")
+def federation() -> jaxpfl.Federation:
+    split = {"classes_per_client": 3, "test_share": 0.5, "validation_share": 0.2}
+    return jaxpfl.federate(jaxpfl.load("digits"), clients=6, **split)
+
+
+def test_it_gives_the_numbers_of_fit_in_a_folder_that_the_commands_read(federation, tmp_path, capsys) -> None:
+    (tmp_path / "own.py").write_text(METHOD)
+    named = federation._replace(client_names=Names("abcdef"))
+    settings = {**SMALL, "hyper": {"psi_init": 2.0}, "options": {"gate": False}, "num_classes": 12, "lr": np.float32(1)}
+    given = f"{tmp_path / 'own.py'}:mine", named
+    seen = []
+    alone, found = (
+        jaxpfl.fit(*given, **settings, output=output, callbacks=[lambda one: seen.append(one.round)])
+        for output in (None, tmp_path / "run")
+    )
+    assert seen == [2, 4, 2, 4]
+    for one, other in zip(*(jax.tree.leaves(tuple(fit[2:6])) for fit in (alone, found)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert alone.table() == repr(found)
+    assert found.task is not None
+    assert found.task.num_classes == 12
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    main(["check", str(moved)])
+    assert "complete (4 rounds)" in capsys.readouterr().out
+    main(["report", str(moved)])
+    main(["export", str(moved)])
+    models = jaxpfl.load_models(moved / "models")
+    test = federation.test.client(1)
+    right = models.predict("b", test.x[test.mask]).argmax(axis=1) == test.y[test.mask]
+    np.testing.assert_allclose(right.mean(), found.personalized_accuracy[0, 1], rtol=1e-6)
+    main(["run", "--config", str(moved / "config.json"), "--output", str(tmp_path / "again"), "--quiet"])
+    again, before = (results.read_arrays(folder, "mine")[1] for folder in (tmp_path / "again", moved))
+    for name, values in before.items():
+        np.testing.assert_array_equal(again[name], values, err_msg=name)
+
+
+def test_a_fit_that_ctrl_c_stops_is_resumed(federation, tmp_path) -> None:
+    def stop(found: Evaluated) -> None:
+        if found.round == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt, match=r"after round 2 of 4; jaxpfl run --config .* --resume continues"):
+        jaxpfl.fit("fedavg", federation, **SMALL, output=folder, callbacks=[stop])
+    assert [path.name for path in (folder / "checkpoints" / "fedavg").iterdir()] == ["2"]
+    main(["run", "--config", str(folder / "config.json"), "--output", str(folder), "--resume", "--quiet"])
+    whole = jaxpfl.fit("fedavg", federation, **SMALL)
+    np.testing.assert_array_equal(
+        results.read_arrays(folder, "fedavg")[1]["after_accuracy"], whole.personalized_accuracy
+    )
+    assert open_run(folder).config.cohort == 3
+    with pytest.raises(jaxpfl.JaxpflError, match="already holds a run"):
+        jaxpfl.fit("fedavg", federation, **SMALL, output=folder)
+
+
+REFUSED = [
+    ({"model": nn.Dense(10)}, "model must be text or a number in a run that is stored, got .*write FILE.py:NAME"),
+    ({"method": jaxpfl.METHODS["fedavg"]._replace(name="own")}, "method must be text .*: put it into a file and write"),
+    ({"lr": [0.1, 0.2]}, r"lr must be text or a number in a run that is stored, got .*: leave out output"),
+    ({"hyper": {"lr": np.array([0.1, 0.2])}}, "fedavg.lr must be text or a number"),
+    ({"seeds": [0, 2]}, "seeds must be consecutive numbers"),
+    ({"seeds": [1, 0]}, "seeds must be consecutive numbers"),
+    ({"warm_start": {"head/kernel": np.zeros(3)}}, "warm_start must be text or a number"),
+    ({"privacy": Mechanism(1.0, 1.0)}, "privacy must be .*: write a PrivacyConfig"),
+    ({"privacy": PrivacyConfig(epsilon=8.0)}, "delta"),
+    (
+        {"unseen": jaxpfl.stack_clients([(np.ones((3, 64)), np.arange(3))], client_ids=[77])},
+        "supports neither unseen clients",
+    ),
+    ({"patience": 2, "rounds": 3, "task": "regression", "loss": "poisson", "label_smoothing": 0.1}, "label_smoothing"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=lambda value: None)
+def test_what_a_folder_cannot_hold_is_refused_and_nothing_is_left(federation, tmp_path, settings, message) -> None:
+    output: Path = tmp_path / "a" / "run"
+    with pytest.raises(jaxpfl.JaxpflError, match=message) as error:
+        jaxpfl.fit(**{"method": "fedavg", "federation": federation, **SMALL, "output": output} | settings)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_has_every_model_and_names_the_worst_clients(federation) -> None:
+    named = federation._replace(client_names=Names("abcdef"))
+    trained, unseen = jaxpfl.set_apart(named, 2, 0)
+    fit = jaxpfl.fit("adaped", trained, unseen=unseen, **SMALL)
+    table = repr(fit)
+    assert len(table.splitlines()) <= 10
+    rows = {line.split("  ")[0] or line.split()[0]: line for line in map(str.strip, table.splitlines())}
+    means = {
+        "personalised": fit.personalized_accuracy,
+        "global": fit.global_accuracy,
+        "unseen clients": fit.unseen_accuracy,
+    }
+    for name, scores in means.items():
+        assert f" {100 * scores.mean():.2f} ±" in rows[name], name
+    counts = np.bincount(trained.train.y[trained.train.mask])
+    right = [(trained.test.y[i][trained.test.mask[i]] == counts.argmax()).mean() for i in range(4)]
+    assert f" {100 * np.mean(right):.2f} " in rows[f"constant {counts.argmax()}"]
+    worst = "abcdef"[trained.client_ids[fit.personalized_accuracy.mean(axis=0).argmin()]]
+    assert f"worst clients: {worst} {100 * fit.personalized_accuracy.mean(axis=0).min():.2f}" in table
