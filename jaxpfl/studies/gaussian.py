@@ -26,7 +26,7 @@ from jaxpfl.privacy.claim import check_delta
 from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Learned, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
-from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
+from jaxpfl.studies.report import Curve, estimator_table, write_curves
 from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, check_uploads, minimum, refuse_given, within
 from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
@@ -322,27 +322,7 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
 
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
-    """Plot the measured and exact errors against eps, m and n; write the plots into ``folder``."""
-    of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), given.uploads or 2)
-    of_n = fractions(given.samples, (0.2, 0.5, 1.0, 2.0, 4.0), 1)
-    plots = [_epsilon_plot(folder, given)]
-    for name, sizes in (("clients", of_m), ("samples", of_n)):
-        fine = np.unique(np.geomspace(sizes[0], sizes[-1], 60).round().astype(int))
-        with jax.enable_x64(True):
-            exact = [contenders(replace(given, **{name: int(size)})) for size in fine]
-        lines = {
-            estimator: [np.nan if (mse := at[estimator][1]) is None else mse for at in exact]
-            for estimator in ("local", "global", "personalized", "quantized", "private")
-            if estimator in exact[0]
-        }
-        s2 = given.sigma_x**2 / (fine if name == "samples" else np.full(len(fine), given.samples))
-        floor = given.dim * np.asarray(closed_form.bound_known_mean(s2, given.st2))
-        title = f"Gaussian clients, {_spread(given)}"
-        plots.append(write_sizes(folder, simulated, given, name, sizes, title, fine, lines, floor))
-    return plots
-
-
-def _epsilon_plot(folder: Path, given: GaussianSettings) -> Path:
+    """Plot the measured and exact errors of the local mechanisms against eps; write the plot into ``folder``."""
     epsilons = EPSILONS if given.epsilon is None else tuple(given.epsilon * e for e in (0.25, 0.5, 1, 1.5, 2, 3, 4))
     fine = np.linspace(epsilons[0], epsilons[-1], 60)
     curves = {
@@ -363,7 +343,8 @@ def _epsilon_plot(folder: Path, given: GaussianSettings) -> Path:
             line.append(theory(own, sent.variance, added_variance(own, sent)))
         curves[labels[kind]] = Curve.measured(epsilons, map(measure, errors.T), line)
     title = f"Private messages, m = {given.clients}, n = {given.samples}, {_spread(given)}"
-    return write_curves(folder / "mse-epsilon.png", fine, curves, xlabel="epsilon of a client's message", title=title)
+    path = folder / "mse-epsilon.png"
+    return [write_curves(path, fine, curves, xlabel="epsilon of a client's message", title=title)]
 
 
 def _spread(given: GaussianSettings) -> str:

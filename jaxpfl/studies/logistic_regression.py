@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.studies.regression import regression_results
 from jaxpfl.studies.repetitions import mean_square, repeat
-from jaxpfl.studies.report import fractions, write_sizes
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 
@@ -86,18 +84,7 @@ def simulated(given: LogisticSettings) -> Results:
     numbers = given.clients * given.samples * given.dim
     errors = repeat(lambda key: study(key, given), given.seed, given.repetitions, numbers)
     order = ("local", "fedavg", "known", "personalized")
-    return regression_results("Logistic regression", given, {name: errors[name] for name in order}, {}, write_plots)
-
-
-def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
-    """Plot the error against m and against n; write the plots into ``folder``."""
-    few = replace(given, repetitions=min(given.repetitions, 3))
-    of_m = fractions(given.clients, (0.01, 0.03, 0.1, 0.3, 1), 2)
-    of_n = fractions(given.samples, (0.25, 0.5, 1, 2, 4), 1)
-    return [
-        write_sizes(folder, simulated, few, "clients", of_m, "Logistic regression"),
-        write_sizes(folder, simulated, few, "samples", of_n, "Logistic regression"),
-    ]
+    return regression_results("Logistic regression", given, {name: errors[name] for name in order}, {})
 
 
 STUDY = Study(LogisticSettings, simulated)

@@ -17,7 +17,6 @@ STUDIES: Mapping[str, str] = {
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",
     "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, EM.",
     "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, and by EM.",
-    "coefficients": "Regressions from few examples each: a full covariance, or a common subspace of rank k.",
     "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 5.",
     "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA and others.",
     "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, which it is at one lambda.",

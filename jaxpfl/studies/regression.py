@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +13,7 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, fractions, plus_minus, regression_title, write_sizes
+from jaxpfl.studies.report import estimator_table, plus_minus, regression_title, write_bars
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _FLOOR = 1e-6
@@ -121,16 +119,10 @@ def simulated(given: RegressionSettings) -> Results:
     )
     exact = {"local": given.local_mse, "known": float(errors.pop("bound").mean())}
     order = ("local", "fedavg", "known", "algorithm-4", "personalized")
-    return regression_results("Linear regression", given, {name: errors[name] for name in order}, exact, write_plots)
+    return regression_results("Linear regression", given, {name: errors[name] for name in order}, exact)
 
 
-def regression_results(
-    kind: str,
-    given: Any,
-    errors: dict[str, Any],
-    exact: dict[str, float | None],
-    plots: Callable[[Path, Any], list[Path]],
-) -> Results:
+def regression_results(kind: str, given: Any, errors: dict[str, Any], exact: dict[str, float | None]) -> Results:
     """Make the `Results` of a regression study; the summary includes gains over the pooled fit.
 
     Args:
@@ -139,7 +131,6 @@ def regression_results(
       errors: mean squared errors by estimator, [repetitions] each; must include ``local``, ``fedavg`` and
         ``personalized``.
       exact: exact errors by estimator, if known.
-      plots: function ``(folder, settings) -> paths`` that draws the plots into the folder.
     """
     name = kind.lower().replace(" ", "-").removeprefix("linear-")
     result = {"study": name, "settings": dict(vars(given))} | report(errors, exact)
@@ -150,21 +141,9 @@ def regression_results(
     return Results(
         json=result,
         tables=lambda: estimator_table(result, title, [f"gain over fedavg: {gains}"]),
-        plots=lambda folder: plots(folder, given),
+        plots=lambda folder: [write_bars(folder, result["mse"], "mean squared error of the coefficients", title)],
         series=errors,
     )
-
-
-def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
-    """Plot the error against m, and against n with a tenth of the clients; write the plots into ``folder``."""
-    few = replace(given, repetitions=min(given.repetitions, 3))
-    fewer = replace(few, clients=max(2, given.clients // 10))
-    of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3), 2)
-    of_n = fractions(given.samples, (0.4, 1, 2, 4), 2)
-    return [
-        write_sizes(folder, simulated, few, "clients", of_m, "Linear regression"),
-        write_sizes(folder, simulated, fewer, "samples", of_n, "Linear regression"),
-    ]
 
 
 STUDY = Study(RegressionSettings, simulated)

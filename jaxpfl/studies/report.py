@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from jaxpfl.studies.study import Block, Results
+from jaxpfl.studies.study import Block
 from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 
 Values: TypeAlias = Sequence[float] | np.ndarray
@@ -156,7 +155,6 @@ def write_curves(
     xlabel: str,
     title: str,
     ylabel: str = "mean squared error of an estimate",
-    floor: Values | None = None,
     logarithmic: str = "",
     from_zero: bool = True,
 ) -> Path:
@@ -167,7 +165,6 @@ def write_curves(
       fine: x coordinates of the exact lines.
       curves: curves by estimator.
       xlabel, title, ylabel: texts of the plot.
-      floor: lower bound on the errors at ``fine``, drawn as a dotted line.
       logarithmic: axes with a logarithmic scale: "", "x", "y" or "xy".
       from_zero: whether a vertical axis that is not logarithmic starts at zero.
     """
@@ -186,8 +183,6 @@ def write_curves(
             if curve.line is not None:
                 dots["linestyle"] = "none"
             axes.errorbar(curve.x, curve.mean, yerr=errors, label=label, linewidth=1.2, **style | dots)
-    if floor is not None:
-        axes.plot(fine, floor, color=INK, linewidth=1.2, linestyle=":", label="lower bound, mu known")
     if "x" in logarithmic:
         log_ticks(axes.xaxis, fine)
     if "y" in logarithmic:
@@ -240,52 +235,3 @@ def log_ticks(axis: Any, values: Values) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
     axis.set_major_formatter("{x:,.10g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-AXES = {"clients": "clients m", "samples": "samples of a client, n"}
-
-
-def fractions(size: int, shares: Iterable[float], least: int) -> list[int]:
-    """Multiples ``shares`` of ``size``, rounded, at least ``least``, without duplicates and in ascending order."""
-    return sorted({max(least, round(size * share)) for share in shares})
-
-
-def write_sizes(
-    folder: Path,
-    run: Callable[[Any], Results],
-    given: Any,
-    name: str,
-    sizes: list[int],
-    study: str,
-    fine: Values = (),
-    lines: Mapping[str, Values] | None = None,
-    floor: Values | None = None,
-) -> Path:
-    """Run the study at each size, and plot every estimator's error to ``folder/mse-NAME.png``.
-
-    Args:
-      folder: folder of the plot.
-      run: function ``settings -> Results`` that runs the study; its JSON summary must have the entry ``mse`` by
-        estimator.
-      given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
-      name: setting to vary, a key of `AXES`.
-      sizes: values of this setting.
-      study: beginning of the title.
-      fine: x coordinates of the exact lines; by default ``sizes``.
-      lines: exact errors by estimator; only these estimators are plotted. By default all estimators are plotted,
-        without exact errors.
-      floor: lower bound on the errors at ``fine``.
-    """
-    found = [run(replace(given, **{name: size})).json["mse"] for size in sizes]
-    exact = dict.fromkeys(found[0]) if lines is None else lines
-    curves = {of: Curve.measured(sizes, [row[of] for row in found], line) for of, line in exact.items()}
-    setting = {"clients": f"m = {given.clients}", "samples": f"n = {given.samples}", "dim": f"d = {given.dim}"}
-    return write_curves(
-        folder / f"mse-{name}.png",
-        fine if len(fine) else sizes,
-        curves,
-        xlabel=AXES[name],
-        title=", ".join([study, *(text for key, text in setting.items() if key != name)]),
-        floor=floor,
-        logarithmic="xy",
-    )

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, printable, shown, writing
+from jaxpfl.support.errors import JaxpflError, shown, writing
 from jaxpfl.support.output_paths import partial
 
 if TYPE_CHECKING:
@@ -351,75 +351,19 @@ def _sum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
-_MIXED = b"jaxpfl.values"
-"""Metadata key of a column with mixed types: JSON of the original value for each text."""
-
-
-def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
+def write_table(path: Path, table: pandas.DataFrame) -> None:
     """Write a table atomically.
 
     A column in Parquet has one type. A column that mixes text with numbers or booleans (``cohort`` = 0.1m, 10) is
-    written as text. The column's metadata map each text to its original value, so that `read_table` can restore it.
-
-    Returns:
-      Names of the columns that were written as text although some of their values are not text.
+    written as text.
 
     Raises:
       UnwritableError: if the file cannot be written.
     """
-    import pyarrow
-    from pyarrow import parquet
-
     table = table.copy()
-    behind = {name: values for name in table.columns if (values := _mixed(table[name]))}
-    for name, values in behind.items():
-        texts = {json.dumps(value): text for text, value in values.items()}
-        table[name] = [None if _missing(value) else texts[json.dumps(value)] for value in table[name]]
-    columns = pyarrow.Table.from_pandas(table, preserve_index=False)
-    for name, values in behind.items():
-        place = columns.schema.get_field_index(name)
-        field = columns.schema.field(place).with_metadata({_MIXED: json.dumps(values)})
-        columns = columns.set_column(place, field, columns.column(place))
+    for name, column in table.items():
+        if column.dtype == object and column.dropna().map(type).nunique() > 1:
+            texts = column.map(lambda value: value if isinstance(value, str) else json.dumps(value), na_action="ignore")
+            table[name] = texts
     with whole(path, "wb") as file:
-        parquet.write_table(columns, file)
-    return list(behind)
-
-
-def read_table(path: str | Path) -> pandas.DataFrame:
-    """Read a table that `write_table` wrote, with each value in its original type.
-
-    Raises:
-      JaxpflError: if the file cannot be read.
-    """
-    import pandas
-    from pyarrow import parquet
-
-    try:
-        with opened(Path(path)) as file:
-            stored = parquet.ParquetFile(file)
-            check_fits(path, 8 * stored.metadata.num_rows * stored.metadata.num_columns)
-            columns = stored.read()
-        table = columns.to_pandas()
-        for field in columns.schema:
-            if _MIXED in (field.metadata or {}):
-                values = json.loads(field.metadata[_MIXED])
-                found = [None if _missing(text) else values[text] for text in table[field.name]]
-                table[field.name] = pandas.Series(found, dtype=object)
-    except JaxpflError:
-        raise
-    except Exception as error:  # Arrow raises many types of errors for a damaged file
-        raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
-    return table
-
-
-def _mixed(column: Any) -> dict[str, Any]:
-    """Map each text to its original value for a pandas column with mixed types; {} for a column of one type."""
-    values = {json.dumps(value): value for value in column if not _missing(value)}  # keys are texts, because 1 == True
-    if column.dtype != object or len({type(value) for value in values.values()}) < 2:
-        return {}
-    texts = {value if isinstance(value, str) else json.dumps(value): value for value in values.values()}
-    return texts if len(texts) == len(values) else {json.dumps(value): value for value in values.values()}
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value
+        table.to_parquet(file, index=False)

@@ -37,7 +37,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "run/metrics.jsonl": lambda path: files.Records(path).read(),
     "sweep/journal/main.jsonl": lambda path: Journal(path.parents[1]).read(),
     "checked/SHA256SUMS": lambda path: files.check_checksums(path.parent),
-    "table.parquet": files.read_table,
     "images": lambda path: read_idx(path, 3),
     "batch": read_pickle,
     "school.mat": lambda path: matlab.read_cells(path, ("X",)),

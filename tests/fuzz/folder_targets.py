@@ -31,7 +31,6 @@ from jaxpfl.runs.reports.folders import below, check
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.files import read_table
 
 GOOD = Path(tempfile.gettempdir())
 """Replaced by `fuzz`."""
@@ -196,7 +195,6 @@ FOLDERS: dict[str, Target] = {
     "study": of_folder(good("study"), study, ("summary.json",), share=0.5),
     "study's page": of_folder(good("study"), page, ("summary.json",), share=0.02),
     "disk of clients": of_folder(good("disk"), states, ("*",), seal=seal_undo, share=0.3),
-    "parquet": alone(read_table, "results.parquet", 0.2),
     "paper's result": alone(papers.read, "result.json", seal=seal_results),
     "map of winners": alone(atlas.read, "map.json", 0.2, seal_results),
     "undo": of_folder(good("alone"), undone, ("undo-1",)),

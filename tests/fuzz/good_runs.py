@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pandas
 
 sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
@@ -26,7 +25,6 @@ from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.support import files
-from jaxpfl.support.files import write_table
 
 METHODS = ("local", "adaped")
 ROWS = 6
@@ -90,7 +88,6 @@ def _others(folder: Path) -> None:
     """Files that are read alone."""
     alone = folder / "alone"
     alone.mkdir()
-    write_table(alone / "results.parquet", pandas.DataFrame({"lr": [0.1, 0.2], "cohort": ["0.1m", 10]}))
     files.write_checksummed(alone / "result.json", results.committed()[0].to_json())
     known = files.read_checksummed(atlas.COMMITTED)
     files.write_checksummed(alone / "map.json", known | {"places": known["places"][:2]})

@@ -66,7 +66,6 @@ OTHERS = {
     "studies.compression.descend.gradient": "mini-batches of a study that is not private",
     "studies.ditto.draw.one": "simulated clients",
     "studies.gaussian.draw": "simulated clients",
-    "studies.coefficients.draw": "simulated clients",
     "studies.logistic_regression.draw": "simulated clients",
     "studies.mixture.draw": "simulated clients",
     "studies.network.distinct": "starts of a clustering that is not private",
