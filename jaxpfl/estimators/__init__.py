@@ -9,7 +9,6 @@ with its standard error, or counts), and supports groups and covariates.
 from jaxpfl.estimators import (
     base,
     bernoulli,
-    beta_binomial,
     clustering,
     empirical_bayes,
     gaussian,
@@ -28,7 +27,6 @@ __all__ = [
     "Samples",
     "base",
     "bernoulli",
-    "beta_binomial",
     "clustering",
     "empirical_bayes",
     "estimate",

@@ -26,6 +26,17 @@ STUDIES: Mapping[str, str] = {
 }
 """First line of the help, by the study's name. The module with this name (underscores for dashes) defines ``STUDY``."""
 
+_PAPERS = (
+    "regression",
+    "regression-mixture",
+    "logistic-regression",
+    "network",
+    "ditto",
+    "compression",
+    "elections",
+)
+"""Studies that repeat experiments of papers: their modules are among the benchmarks."""
+
 
 def get(name: str) -> Study:
     """Import and return the study with this name.
@@ -35,4 +46,5 @@ def get(name: str) -> Study:
     """
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
-    return importlib.import_module(f"jaxpfl.studies.{name.replace('-', '_')}").STUDY
+    folder = "jaxpfl.benchmarks.studies" if name in _PAPERS else "jaxpfl.studies"
+    return importlib.import_module(f"{folder}.{name.replace('-', '_')}").STUDY

@@ -58,18 +58,6 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
     return [table, *notes]
 
 
-def regression_title(study: str, given: Any, more: str) -> str:
-    """Title of a regression study, with its sizes.
-
-    Args:
-      study: first words of the title.
-      given: settings with ``clients``, ``dim`` and ``repetitions``.
-      more: a further size or setting, as text.
-    """
-    sizes = f"m = {given.clients}, d = {given.dim}, {more}"
-    return f"{study}, {sizes}, {given.repetitions} repetitions; known: with the true prior"
-
-
 def number(value: float | None) -> str:
     """Format a number with four significant figures; a dash for None."""
     return "-" if value is None else f"{value:.4g}"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.estimators import base, bernoulli, beta_binomial
+from jaxpfl.benchmarks.studies import beta_binomial
+from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.studies.bernoulli import parse_prior

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.estimators import beta_binomial
+from jaxpfl.benchmarks.studies import beta_binomial
 from jaxpfl.estimators.empirical_bayes import ebbinomial, ebbinomial_regression, ebpoisson, ebpoisson_regression
 from jaxpfl.support.errors import JaxpflError
 

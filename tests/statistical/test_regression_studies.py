@@ -6,9 +6,9 @@ value is exact, and stated where it is not.
 
 import pytest
 
-from jaxpfl.studies import regression, regression_mixture
-from jaxpfl.studies.regression import RegressionSettings
-from jaxpfl.studies.regression_mixture import RegressionMixtureSettings
+from jaxpfl.benchmarks.studies import regression, regression_mixture
+from jaxpfl.benchmarks.studies.regression import RegressionSettings
+from jaxpfl.benchmarks.studies.regression_mixture import RegressionMixtureSettings
 
 
 @pytest.mark.slow

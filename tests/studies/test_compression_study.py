@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from jaxpfl.benchmarks.studies import compression
+from jaxpfl.benchmarks.studies.compression import CompressionSettings
 from jaxpfl.data import federate, load
-from jaxpfl.studies import compression
-from jaxpfl.studies.compression import CompressionSettings
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import total_variation
 

@@ -7,8 +7,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from jaxpfl.studies import ditto
-from jaxpfl.studies.ditto import DittoSettings
+from jaxpfl.benchmarks.studies import ditto
+from jaxpfl.benchmarks.studies.ditto import DittoSettings
 
 FALSE_ALARM = 1e-4
 """Probability that the test of one setting fails by chance: the bound of all its estimators together."""

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.benchmarks.studies import network
+from jaxpfl.benchmarks.studies.network import METHODS, NetworkSettings
 from jaxpfl.data import PlantedSettings, draw_planted
-from jaxpfl.studies import network
-from jaxpfl.studies.network import METHODS, NetworkSettings
 
 SMALL = NetworkSettings(
     clients=12,

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpfl.benchmarks.studies import elections
+from jaxpfl.benchmarks.studies.compression import CompressionSettings
+from jaxpfl.benchmarks.studies.network import NetworkSettings
 from jaxpfl.data.sources import base as source
-from jaxpfl.studies import bernoulli, elections, gaussian, mixture, repetitions, unequal, when
+from jaxpfl.studies import bernoulli, gaussian, mixture, repetitions, unequal, when
 from jaxpfl.studies.bernoulli import BernoulliSettings
-from jaxpfl.studies.compression import CompressionSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.histogram.methods import HistogramSettings
 from jaxpfl.studies.mixture import MixtureSettings
-from jaxpfl.studies.network import NetworkSettings
 from jaxpfl.studies.unequal import UnequalSettings
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 

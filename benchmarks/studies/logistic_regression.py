@@ -11,9 +11,10 @@ import numpy as np
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
-from jaxpfl.studies.regression import regression_results
 from jaxpfl.studies.repetitions import mean_square, repeat
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
+
+from .regression import regression_results
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from jaxpfl.estimators.regression_mixture import MixturePopulation
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
-from jaxpfl.studies.report import Curve, estimator_table, regression_title, write_curves
+from jaxpfl.studies.report import Curve, estimator_table, write_curves
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
+
+from .regression import regression_title
 
 _POINTS = 20
 """Number of points on the curve of Algorithm 1 over its iterations."""

@@ -13,7 +13,7 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, plus_minus, regression_title, write_bars
+from jaxpfl.studies.report import estimator_table, plus_minus, write_bars
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _FLOOR = 1e-6
@@ -144,6 +144,18 @@ def regression_results(kind: str, given: Any, errors: dict[str, Any], exact: dic
         plots=lambda folder: [write_bars(folder, result["mse"], "mean squared error of the coefficients", title)],
         series=errors,
     )
+
+
+def regression_title(study: str, given: Any, more: str) -> str:
+    """Title of a regression study, with its sizes.
+
+    Args:
+      study: first words of the title.
+      given: settings with ``clients``, ``dim`` and ``repetitions``.
+      more: a further size or setting, as text.
+    """
+    sizes = f"m = {given.clients}, d = {given.dim}, {more}"
+    return f"{study}, {sizes}, {given.repetitions} repetitions; known: with the true prior"
 
 
 STUDY = Study(RegressionSettings, simulated)
