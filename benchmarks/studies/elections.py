@@ -1,11 +1,18 @@
-"""Study of county elections: estimates of each county's political tendency, scored on a held-out election."""
+"""Study of county elections: estimates of each county's political tendency, scored on a held-out election.
+
+The data has the winners of US presidential elections by county, 2000 to 2020. Each county is a real Bernoulli client
+with six samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a
+county), and columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns
+of the MIT Election Lab (doi:10.7910/DVN/VOQCHQ).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +20,71 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.data import Elections, load_elections
+from jaxpfl.data import data_directory
+from jaxpfl.data.sources import csv_text
+from jaxpfl.data.sources.base import where_to_put_it
 from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.studies.bernoulli import plain_estimators
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
+from jaxpfl.support.errors import JaxpflError, shown
 
 from . import beta_binomial
+
+ELECTIONS_FILE = "county_winners_2000_2020.csv"
+
+
+class Elections(NamedTuple):
+    """Winners of elections by county.
+
+    Attributes:
+      counties: [m] FIPS codes, in the order of the file.
+      years: [e] years of the elections, ascending.
+      republican: [m, e], 1 where the Republican won, else 0.
+    """
+
+    counties: np.ndarray
+    years: np.ndarray
+    republican: np.ndarray
+
+
+def load_elections(data_dir: str | None = None) -> Elections:
+    """Read the winners of the elections.
+
+    Args:
+      data_dir: data directory, as in `data_directory`.
+
+    Raises:
+      JaxpflError: if the file is missing (the message says where to put it), or in another format (the message gives
+        the line and the reason).
+    """
+    path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
+    if not path.is_file():
+        raise JaxpflError(f"data set 'elections': file {path} not found: {where_to_put_it()}")
+    table = csv_text.read(path)
+    columns = {int(name[4:]): name for name in table.names if re.fullmatch(r"win_\d{4}", name)}
+    if len(columns) < 2 or "fips" not in table.names:
+        raise JaxpflError(f"{path} needs a header with fips and at least two columns win_YYYY, and counties below it")
+    years = sorted(columns)
+    _check_cells(table, "fips", r"\d{5}", "five digits")
+    twice = table.cells["fips"].duplicated().tolist()
+    if any(twice):
+        line = table.lines[twice.index(True)]
+        raise JaxpflError(f"{path} line {line}: fips must be distinct, but this one is also in an earlier line")
+    for year in years:
+        _check_cells(table, columns[year], "[RD]", "R or D")
+    republican = np.array([table.cells[columns[year]].tolist() for year in years]) == "R"
+    counties = np.array(table.cells["fips"].tolist())
+    return Elections(counties, np.array(years), republican.T.astype(float))
+
+
+def _check_cells(table: csv_text.Table, name: str, pattern: str, what: str) -> None:
+    for line, text in zip(table.lines, table.cells[name].tolist(), strict=True):
+        if not re.fullmatch(pattern, text):
+            raise JaxpflError(f"{table.path} line {line}: {name} must be {what}, got {shown(text)}")
+
 
 PRINTED_GAIN = (0.107, 0.019)
 """Gain in the paper, and the gain's standard deviation over six runs."""

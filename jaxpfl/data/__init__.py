@@ -11,7 +11,6 @@ from jaxpfl.data.federate import Split, federate, federate_unseen, set_apart, tr
 from jaxpfl.data.labels import single
 from jaxpfl.data.plot import plot_split, split_figure
 from jaxpfl.data.sources.base import Entry, Source, data_directory, pooled, seen, unseen
-from jaxpfl.data.sources.natural import Elections, load_elections
 from jaxpfl.data.sources.planted import PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, load
 from jaxpfl.data.sources.table_columns import Column, TableColumns
@@ -22,7 +21,6 @@ from jaxpfl.data.stored import open_federation, open_stored, read_manifest, save
 
 __all__ = [
     "Column",
-    "Elections",
     "Entry",
     "PlantedSettings",
     "Scaling",
@@ -44,7 +42,6 @@ __all__ = [
     "fills_of",
     "format_description",
     "load",
-    "load_elections",
     "open_federation",
     "open_stored",
     "own_fills",

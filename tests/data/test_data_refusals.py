@@ -15,7 +15,8 @@ import pytest
 from data_files import source_of
 
 from jaxpfl import JaxpflError, federate, load, stack_clients
-from jaxpfl.data import TableOptions, load_elections, plan_batches, pooled, set_apart, unseen
+from jaxpfl.benchmarks.studies.elections import load_elections
+from jaxpfl.data import TableOptions, plan_batches, pooled, set_apart, unseen
 from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.planted import draw_planted, parse
 

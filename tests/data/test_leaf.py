@@ -12,7 +12,8 @@ import pytest
 from data_files import real
 from scipy.io import savemat
 
-from jaxpfl.data import available, federate, federate_unseen, load, load_elections, seen
+from jaxpfl.benchmarks.studies.elections import load_elections
+from jaxpfl.data import available, federate, federate_unseen, load, seen
 from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.leaf import ALL_LETTERS, PAD
 from jaxpfl.data.sources.token_counts import TokenCounts

@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.data import load_elections
+from jaxpfl.benchmarks.studies.elections import ELECTIONS_FILE, load_elections
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import data_directory
-from jaxpfl.data.sources.natural import ELECTIONS_FILE
 from jaxpfl.estimators.empirical_bayes import (
     ebbinomial,
     ebbinomial_regression,

@@ -16,10 +16,11 @@ import scipy.io
 from fuzz_target import Target, of_file, of_folder, whole
 from mutate import archive, odd_array, odd_tree, pickled
 
+from jaxpfl.benchmarks.studies.elections import ELECTIONS_FILE, load_elections
 from jaxpfl.data import load, stack_clients, stored
 from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_counts
 from jaxpfl.data.sources.cifar import load_cifar
-from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
+from jaxpfl.data.sources.natural import load_school
 from jaxpfl.engine import model_files
 from jaxpfl.runs import config, export, setup
 from jaxpfl.studies import normal_means, own_clients

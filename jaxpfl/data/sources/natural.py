@@ -1,4 +1,4 @@
-"""Data sets with natural clients: MNIST by writer, exam scores by school, and elections by county.
+"""Data sets with natural clients: MNIST by writer, and exam scores by school.
 
 The writers of MNIST's digits were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST Digits"). The
 writers of the test set are not in the training set. `unseen` returns these writers as new clients, and the partition
@@ -8,27 +8,19 @@ School has the exam scores of 15,362 pupils of 139 London schools, a regression 
 is the file of the multi-task literature: a MATLAB 5 file with one cell per school in ``X`` (pupils x 28) and in ``Y``
 (pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
 Regularization". Liu et al. 2022 use the data under differential privacy, https://arxiv.org/abs/2206.07902.
-
-Elections has the winners of US presidential elections by county, 2000 to 2020. Each county is a real Bernoulli client
-with six samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a
-county), and columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns
-of the MIT Election Lab (doi:10.7910/DVN/VOQCHQ).
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxpfl.data.labels import check_finite
-from jaxpfl.data.sources import csv_text
-from jaxpfl.data.sources.base import Source, data_directory, where_to_put_it
+from jaxpfl.data.sources.base import Source, where_to_put_it
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import load_npz
-from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.errors import JaxpflError
 
 WRITERS = "mnist-writers"
 _WRITERS_FILE = "mnist_by_writer.npz"
@@ -99,56 +91,3 @@ def _school_file(root: Path) -> Path:
     if not path.is_file():
         raise JaxpflError(f"{path} is missing: {where_to_put_it()}")
     return path
-
-
-ELECTIONS_FILE = "county_winners_2000_2020.csv"
-
-
-class Elections(NamedTuple):
-    """Winners of elections by county.
-
-    Attributes:
-      counties: [m] FIPS codes, in the order of the file.
-      years: [e] years of the elections, ascending.
-      republican: [m, e], 1 where the Republican won, else 0.
-    """
-
-    counties: np.ndarray
-    years: np.ndarray
-    republican: np.ndarray
-
-
-def load_elections(data_dir: str | None = None) -> Elections:
-    """Read the winners of the elections.
-
-    Args:
-      data_dir: data directory, as in `data_directory`.
-
-    Raises:
-      JaxpflError: if the file is missing (the message says where to put it), or in another format (the message gives
-        the line and the reason).
-    """
-    path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
-    if not path.is_file():
-        raise JaxpflError(f"data set 'elections': file {path} not found: {where_to_put_it()}")
-    table = csv_text.read(path)
-    columns = {int(name[4:]): name for name in table.names if re.fullmatch(r"win_\d{4}", name)}
-    if len(columns) < 2 or "fips" not in table.names:
-        raise JaxpflError(f"{path} needs a header with fips and at least two columns win_YYYY, and counties below it")
-    years = sorted(columns)
-    _check_cells(table, "fips", r"\d{5}", "five digits")
-    twice = table.cells["fips"].duplicated().tolist()
-    if any(twice):
-        line = table.lines[twice.index(True)]
-        raise JaxpflError(f"{path} line {line}: fips must be distinct, but this one is also in an earlier line")
-    for year in years:
-        _check_cells(table, columns[year], "[RD]", "R or D")
-    republican = np.array([table.cells[columns[year]].tolist() for year in years]) == "R"
-    counties = np.array(table.cells["fips"].tolist())
-    return Elections(counties, np.array(years), republican.T.astype(float))
-
-
-def _check_cells(table: csv_text.Table, name: str, pattern: str, what: str) -> None:
-    for line, text in zip(table.lines, table.cells[name].tolist(), strict=True):
-        if not re.fullmatch(pattern, text):
-            raise JaxpflError(f"{table.path} line {line}: {name} must be {what}, got {shown(text)}")
