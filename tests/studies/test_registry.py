@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from jaxpfl.benchmarks import studies as benchmark_studies
 from jaxpfl.cli import estimate, main
 from jaxpfl.cli.parsing import fields_of
 from jaxpfl.studies import registry, when
@@ -287,7 +288,7 @@ def test_only_the_study_that_is_named_is_imported():
     """``jaxpfl estimate --help`` imports none."""
     script = (
         "import sys; from jaxpfl.cli import estimate\n"
-        "names = lambda: sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('jaxpfl.studies.'))\n"
+        "names = lambda: sorted(m.rpartition('.')[2] for m in sys.modules if '.studies.' in m)\n"
         "assert len(estimate.commands([])) == len(estimate.registry.STUDIES)\n"
         "assert names() == ['registry', 'study'], names()\n"
     )
@@ -304,7 +305,8 @@ def test_a_command_gets_its_own_study_alone(monkeypatch):
 def test_commands_are_the_registry():
     assert [command.__name__.replace("_", "-") for command in estimate.commands()] == list(registry.STUDIES)
     assert all(isinstance(registry.get(name), Study) for name in registry.STUDIES)
-    modules = {path.stem for path in Path(registry.__file__).parent.iterdir()}
+    papers = Path(benchmark_studies.__file__)
+    modules = {path.stem for of in (Path(registry.__file__), papers) for path in of.parent.iterdir()}
     assert {name.replace("-", "_") for name in registry.STUDIES} <= modules
 
 
