@@ -119,6 +119,8 @@ def _users_own(error: Exception) -> str | None:
         return error.strerror if error.filename is None else f"{error.strerror}: {printable(str(error.filename), 200)}"
     if isinstance(error, JaxpflError | OSError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name == "jaxpfl.benchmarks":  # a source tree, not an install
+        return "jaxpfl.benchmarks is not installed here: run jaxpfl outside its source tree, or pip install -e . in it"
     if isinstance(error, OverflowError):
         return f"a number is too large: {error}"
     if is_exhausted(error):
