@@ -150,6 +150,14 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 2)
 
 
+@pytest.fixture(scope="module")
+def clients_in_turn() -> Iterator[None]:
+    """Trains small models one client and run after the other, as large ones: programs compile in half the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution_plan, "_CACHE_BYTES", 0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _optimizations(request: pytest.FixtureRequest) -> None:
     """In the slow run: only for programs that run for longer than they compile."""

@@ -20,6 +20,8 @@ from jaxpfl.runs.sweep import runner
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import own_code
 
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+
 METHOD = '''
 """A file that prints, and imports a module beside it."""
 from __future__ import annotations
@@ -104,8 +106,11 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
     assert not list(here.rglob("__pycache__"))
 
     federation = federate(load("digits"), clients=6, classes_per_client=3, test_share=0.5)
-    more = {"rounds": 4, "cohort": 3, "batch_size": 5, "local_steps": 2, "seeds": 2, "lr": 0.05}
-    same = fit("mine.py:METHOD", federation, model="linear", hyper={"share": 0.5}, **more)
+    more = {"cohort": 3, "batch_size": 5, "local_steps": 2, "seeds": 2, "lr": 0.05}
+    same, longer = (
+        fit("mine.py:METHOD", federation, model="linear", hyper={"share": 0.5}, **more | {"rounds": rounds})
+        for rounds in (4, 6)
+    )
     np.testing.assert_array_equal(scores(here / "run", "mixed"), same.personalized_accuracy)
 
     (here / "beside.py").write_text("SHARE = 0.75\n")
@@ -130,12 +135,7 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
     )
     assert resumed.status == 0, resumed.err
     assert json.loads((here / "moved" / "config.json").read_text())["code"] == record["code"]
-    np.testing.assert_array_equal(
-        scores(here / "moved", "mixed"),
-        fit(
-            "moved/code/mine.py:METHOD", federation, model="linear", hyper={"share": 0.5}, **more | {"rounds": 6}
-        ).personalized_accuracy,
-    )
+    np.testing.assert_array_equal(scores(here / "moved", "mixed"), longer.personalized_accuracy)
     (here / "moved" / "code" / "beside.py").write_text("SHARE = 1\n")
     assert "beside.py does not fit SHA256SUMS" in jaxpfl(capsys, "check", "moved").out
     assert jaxpfl(capsys, "export", "moved", "--output", "out").err.startswith("error: moved/code is damaged")

@@ -14,6 +14,8 @@ from jaxpfl.runs import run_folder
 from jaxpfl.runs.run import _trace
 from jaxpfl.support.errors import JaxpflWarning
 
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+
 
 def without_seconds(summary: dict) -> dict:
     for row in summary["methods"].values():
