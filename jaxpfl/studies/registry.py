@@ -11,7 +11,6 @@ from jaxpfl.support.errors import unknown_name
 STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
     "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised, as printed, and private bits.",
-    "unequal": "Bernoulli clients of unequal numbers of samples: errors and gains by a client's size.",
     "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): four priors.",
     "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",

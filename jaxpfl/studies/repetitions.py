@@ -43,20 +43,17 @@ def repetition(
     draw: Callable[[Key], tuple[Array, Samples]],
     estimators: Mapping[str, Estimator | Swept],
     uploads: int | None = None,
-    score: Callable[[Array, Array], Array] | None = None,
 ) -> Callable[[Key], dict[str, Array]]:
-    """Return a pure function of a random key that draws new data, and scores all estimators on these data.
+    """Return a pure function of a random key that draws new data, and returns all estimators' mean squared errors.
 
     Args:
       draw: function ``key -> (parameters [m, ...], samples)`` that draws the data.
       estimators: estimators by name.
       uploads: number of clients that upload, K; by default all.
-      score: function ``(estimates, parameters) -> score``; by default the mean squared error.
 
     Returns:
-      A function from the key to the scores by estimator; the scores of a `Swept` estimator have a leading axis [k].
+      A function from the key to the errors by estimator; the errors of a `Swept` estimator have a leading axis [k].
     """
-    scored = score or mean_square
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
@@ -65,7 +62,7 @@ def repetition(
         sent = jnp.arange(len(truth)) < (len(truth) if uploads is None else uploads)
 
         def one(estimator: Estimator) -> Array:
-            return scored(base.estimate(estimator, of_run, clients, sent=sent).estimates, truth)
+            return mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, truth)
 
         return {
             name: jax.vmap(lambda value, build=own.build: one(build(value)))(own.values)

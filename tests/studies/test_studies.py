@@ -14,12 +14,11 @@ from jaxpfl.benchmarks.studies import elections
 from jaxpfl.benchmarks.studies.compression import CompressionSettings
 from jaxpfl.benchmarks.studies.network import NetworkSettings
 from jaxpfl.data.sources import base as source
-from jaxpfl.studies import bernoulli, gaussian, mixture, repetitions, unequal, when
+from jaxpfl.studies import bernoulli, gaussian, mixture, repetitions, when
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.histogram.methods import HistogramSettings
 from jaxpfl.studies.mixture import MixtureSettings
-from jaxpfl.studies.unequal import UnequalSettings
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SMALL = GaussianSettings(clients=30, samples=3, sigma_theta=0.4, sigma_x=0.9, radius=0.5, mean=0.2, repetitions=1500)
@@ -260,8 +259,6 @@ def test_real_elections():
         (HistogramSettings(train_share=0.3), "train_share applies to real users only: leave out train_share = 0.3"),
         (elections.ElectionSettings(epsilon=(1.0, -1.0)), "epsilon must be > 0"),
         (elections.ElectionSettings(epsilon=()), "epsilon must have at least one value, got none"),
-        (UnequalSettings(most=1, least=1), "most must be at least 2"),
-        (UnequalSettings(most=4, least=5), "most must be at least 2 and not below least (5), got 4"),
         (NetworkSettings(clusters=51), "clusters must be from 2 to the number of clients, 50, got 51"),
         (NetworkSettings(neighbours=50), "neighbours must be below the number of clients, 50, got 50"),
         (NetworkSettings(samples=1), "samples must be at least 2 (to train and to validate), got 1"),
@@ -299,30 +296,3 @@ def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
     replace(SMALL, mechanism="printed", epsilon=0.9).check()
     with pytest.warns(JaxpflWarning, match="epsilon < 1 only, got 2"):
         replace(SMALL, mechanism="printed", epsilon=2.0).check()
-
-
-def test_equal_sizes_are_the_bernoulli_study():
-    equal = unequal.simulated(UnequalSettings(clients=40, least=6, most=6, repetitions=5)).json
-    other = bernoulli.simulated(BernoulliSettings(clients=40, samples=6, repetitions=5)).json
-    for name, row in equal["mse"].items():
-        assert row["mean"] == pytest.approx(other["mse"][name]["mean"], rel=1e-5), name
-    for name in ("local", "global"):
-        assert equal["mse"][name]["closed_form"] == pytest.approx(other["mse"][name]["closed_form"], rel=1e-5)
-    assert [row["samples"] for row in equal["by_samples"]] == [6]
-
-
-def test_closed_forms_and_the_limit_of_every_size():
-    """The seed is fixed; under a right formula each of ten comparisons fails with probability 6e-5."""
-    result = unequal.simulated(UnequalSettings(clients=2000, least=2, most=21, repetitions=60, prior="uniform")).json
-    for name in ("local", "global"):
-        row = result["mse"][name]
-        assert abs(row["mean"] - row["closed_form"]) < 4 * row["stderr"], name
-        assert row["stderr"] < 0.02 * row["mean"], name
-    limits = [row["limit"] for row in result["by_samples"]]
-    assert limits == sorted(limits, reverse=True)
-    assert limits[0] == pytest.approx(2 / (2 + 2))  # uniform is Beta(1, 1): (alpha + beta) / (alpha + beta + n)
-    for row in result["by_samples"]:
-        found = row["gains"]["personalized"]
-        assert abs(found["mean"] - row["limit"]) < 4 * found["stderr"], row["samples"]
-        assert found["stderr"] < 0.02
-    assert result["mse"]["personalized"]["mean"] < result["mse"]["printed"]["mean"]
