@@ -17,7 +17,7 @@ def shown(monkeypatch, encoding: str = "utf-8") -> str:
     for name in ("personalised", "global", "worst"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row("fedavg-ft", "97.68 ±0.24", "95.00 ±0.43", "92.39")
-    settle({})
+    settle()
     Console().print(table)
     stream.flush()
     return stream.buffer.getvalue().decode(encoding)
@@ -61,36 +61,12 @@ def test_a_file_is_wider_than_a_terminal(monkeypatch, capsys):
     assert row.split() == ["first", "last"]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_cannot_be_shown_is_spelled_and_aligned(monkeypatch, encoding):
+def test_what_cannot_be_encoded_is_replaced_and_aligned(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    text = shown(monkeypatch, encoding)
-    assert text.isascii()
-    head, rule, row = [line for line in text.splitlines() if line.strip()][1:4]
-    assert set(rule.strip()) == {"-"}
-    assert "97.68 +-0.24" in row
+    text = shown(monkeypatch, "ascii")
+    head, row = (line for line in text.splitlines() if "worst" in line or "fedavg" in line)
+    assert "97.68 ?0.24" in row
     assert head.rindex("worst") + len("worst") == row.rindex("92.39") + len("92.39")
-
-
-@pytest.mark.parametrize(
-    ("environment", "spelled"),
-    [
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # as Python leaves it
-        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True),
-        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, False),
-        ({"LANG": "de_DE.UTF-8"}, False),
-        ({}, False),
-    ],
-)
-def test_the_locale_c_asks_for_ascii(monkeypatch, environment, spelled):
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
-    monkeypatch.setattr(sys, "stdout", streams[0])
-    monkeypatch.setattr(sys, "stderr", streams[1])
-    settle(environment)
-    for stream in streams:
-        stream.write("1 ± 2 ─ ü")
-        stream.flush()
-        assert stream.buffer.getvalue().decode() == ("1 +- 2 - ?" if spelled else "1 ± 2 ─ ü")
 
 
 def test_a_notebook_gets_text(monkeypatch):

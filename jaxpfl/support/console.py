@@ -1,14 +1,13 @@
-"""Tables and plots for all commands. Tables lose no digits on a narrow terminal, and use plain ASCII where needed."""
+"""Tables and plots for all commands. Tables lose no digits on a narrow terminal."""
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -19,7 +18,6 @@ from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from jaxpfl.support.errors import JaxpflError, printable, writing
 from jaxpfl.support.files import opened
@@ -189,16 +187,11 @@ def _write(figure: Any, path: Path) -> Path:
     return path
 
 
-_SPELLED = {"±": "+-", "─": "-", "…": "...", "·": "."}
-_HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-
-
 class Console(RichConsole):
-    """Rich's console, with characters that an ASCII stream lacks replaced before columns are aligned.
+    """Rich's console, whose output is as wide as its tables if the stream is not a terminal and COLUMNS is unset.
 
-    If the stream is not a terminal and COLUMNS is unset, output is as wide as its tables. In a notebook, output is
-    plain text too: rich's HTML would make each line a separate output, and a live progress display would cause a
-    warning.
+    In a notebook, output is plain text too: rich's HTML would make each line a separate output, and a live progress
+    display would cause a warning.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
@@ -211,17 +204,11 @@ class Console(RichConsole):
         how.setdefault("crop", not self.unbounded)
         super().print(*objects, **how)
 
-    def render_str(self, text: str, **how: Any) -> Text:
-        """Render as rich does, with the text reduced to ASCII if the stream requires it."""
-        return super().render_str(spelled(text) if self.options.ascii_only else text, **how)
-
 
 class Table(RichTable):
     """Rich's table, except that each row becomes a paragraph with one line per column if the columns do not fit."""
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        if options.ascii_only:
-            self.box = _HEAD
         wide = options.update(width=10_000, max_width=10_000)
         for column in self.columns:
             if column.no_wrap:  # such columns may have cells with spaces, such as 97.9 ±0.2
@@ -247,24 +234,9 @@ class Table(RichTable):
         yield from (text for text in ("", self.caption) if self.caption)
 
 
-def spelled(text: str) -> str:
-    """Replace each non-ASCII character that has an ASCII spelling."""
-    return text.translate(str.maketrans(_SPELLED))
-
-
-def settle(environment: Mapping[str, str] = os.environ) -> None:
-    """Switch the standard streams to ASCII in the C locale, and replace characters that cannot be encoded."""
-    codecs.register_error("jaxpfl.spelled", _unencodable)
-    # The first variable that is set decides. LC_CTYPE is not used, because Python itself sets it if LANG is C.
-    asked = next((environment[name] for name in ("LC_ALL", "LANG") if environment.get(name)), "")
-    encoding = {"encoding": "ascii"} if asked in ("C", "POSIX") else {}
+def settle() -> None:
+    """Let the standard streams replace characters that they cannot encode, in place of an error."""
     streams: Any = sys.stdout, sys.stderr
     for stream in streams:
         if hasattr(stream, "reconfigure"):  # tests and notebooks replace the streams by others
-            stream.reconfigure(errors="jaxpfl.spelled", **encoding)
-
-
-def _unencodable(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(_SPELLED.get(char, "?") for char in error.object[error.start : error.end]), error.end
+            stream.reconfigure(errors="replace")
