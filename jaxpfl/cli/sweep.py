@@ -17,7 +17,7 @@ from jaxpfl.cli.output import WriteFlags
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, read_help, setting
 from jaxpfl.runs import compile_cache
-from jaxpfl.runs.config import RunConfig, default_folder, from_mapping, preset_words, read_file, resolve
+from jaxpfl.runs.config import RunConfig, check_given, default_folder, from_mapping, preset_words, read_file, resolve
 from jaxpfl.runs.sweep.definition import Definition, Search, define, is_stored, stored_definition
 from jaxpfl.runs.sweep.grid import Axis, Grid, axis, fill_privacy, parse
 from jaxpfl.support import signals
@@ -99,6 +99,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         names = [one.name.replace("-", "_") for one in given]
         every = (*(one for one in file.axes if one.name.replace("-", "_") not in names), *given)
         config = part_of(RunConfig, settings)
+        check_given(config, file.config if path is not None and path.endswith(".json") else None)
         grid = Grid(every, axes.random, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 

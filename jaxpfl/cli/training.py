@@ -21,6 +21,7 @@ from jaxpfl.runs.config import (
     ConfigFile,
     DataConfig,
     RunConfig,
+    check_given,
     default_folder,
     preset_words,
     read,
@@ -52,6 +53,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """Return the commands; a config file named in the arguments determines the defaults of their flags."""
     path = named_file(args)
     file = ConfigFile() if path is None else read(path)
+    recorded = file.config if path is not None and path.endswith(".json") else None
     flags = Flags(**vars(file.config))
     data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
     named = ", ".join(file.methods)
@@ -65,6 +67,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         """Train one method and score every client's personalised model."""
         if len(file.methods) > 1 and method == named:
             raise JaxpflError(f"run trains one method, but {session.config} names {named}: name one, or use compare")
+        check_given(settings, recorded)
         _experiment("run", (method,), settings, session, file)
 
     def compare(
@@ -73,6 +76,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
         """Train several methods on the same split and seeds, and compare them."""
+        check_given(settings, recorded)
         _experiment("compare", methods or several, settings, session, file)
 
     def data(
@@ -95,6 +99,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 larger than memory (--plan.clients-in disk).
             config: TOML or YAML file with flags.
         """
+        check_given(RunConfig(**vars(settings)), recorded)
         _about(action, settings, json, plot, output)
 
     def export(
@@ -142,6 +147,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 For checks only, because each node could compute all random numbers.
             config: TOML or YAML file with flags.
         """
+        check_given(settings, recorded)
         _deploy(folder, method, settings, check=check)
 
     return compare, run, data, export, deploy

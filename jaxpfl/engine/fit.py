@@ -416,7 +416,7 @@ def result(
         federation.client_names,
         spec.method.name,
         np.asarray(federation.client_ids),
-        constant_scores(federation, task.kind),
+        constant_scores(federation, task.kind, task.headline),
     )
 
 

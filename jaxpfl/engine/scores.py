@@ -101,7 +101,8 @@ def find_headline(names: Iterable[str]) -> Headline:
 
 def stored_headline(summary: Mapping[str, Any]) -> Headline:
     """Return the headline that a stored summary names; accuracy if the summary names none."""
-    return HEADLINES.get(summary.get("metric", ACCURACY.name), ACCURACY)
+    name = summary.get("metric", ACCURACY.name)
+    return HEADLINES.get(name, Headline(name, summary.get("lower_is_better", False), percent=False))
 
 
 _NO_METRICS = ("loss", "diverged")
@@ -248,19 +249,21 @@ def words_of_clients(found: Iterable[Mapping[str, Any]], headline: Headline) -> 
     return ", ".join(f"{label(one['client_name'])} {headline.number(one['value'])}" for one in found)
 
 
-def constant_scores(federation: Federation, kind: str) -> tuple[Any, np.ndarray] | None:
+def constant_scores(federation: Federation, kind: str, headline: str | None = None) -> tuple[Any, np.ndarray] | None:
     """Score the best constant prediction: the most frequent training label, or the mean of the training labels.
 
     Args:
       federation: clients with labels.
       kind: task of the labels.
+      headline: main metric of the task; that of the kind by default.
 
     Returns:
       The prediction, and its accuracy (root mean squared error for a regression) on each client's test examples, [m].
       None for a task with another headline, whose value for a constant means nothing.
     """
     real = kind == "regression"
-    if not real and kind not in (CLASSIFICATION, "binary", NEXT_TOKEN):
+    other = headline not in (None, "rmse" if real else ACCURACY.name)
+    if other or (not real and kind not in (CLASSIFICATION, "binary", NEXT_TOKEN)):
         return None
     train, test = (split.flat().y for split in (federation.train, federation.test))
     prediction = (

@@ -230,6 +230,31 @@ def resolve(config: RunConfig) -> RunConfig:
     return config
 
 
+def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
+    """Refuse data settings and a model that another setting leaves without effect.
+
+    Args:
+      config: config before `resolve`.
+      recorded: config of the run or sweep folder whose settings ``config`` starts from; None if there is none. It holds
+        the values of presets, so only other values are refused.
+
+    Raises:
+      JaxpflError: if such a setting was given.
+    """
+    without: dict[str, str] = {}
+    if own_code.is_reference(config.task):
+        without["model"] = f"task = {config.task} has its own model"
+    if config.split_date is not None:
+        without["test_share"] = f"split_date = {config.split_date} chooses the test rows"
+    if data_sets.is_stored(config.data):
+        names = set(data_sets.FIELDS) - {"data", "data_dir", "task"}
+        without |= dict.fromkeys(names, f"{config.data} is saved: jaxpfl data convert takes it")
+    for name, why in without.items():
+        value = getattr(config, name)
+        if not is_default(config, name) and (recorded is None or value != getattr(recorded, name)):
+            raise JaxpflError(f"{name} = {value} has no effect, because {why}: leave it out")
+
+
 def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = ()) -> str:
     """Return a line with the settings for which the preset differs from the defaults of `fit`; "" if none differ.
 

@@ -251,7 +251,7 @@ def prepare(
     if config.privacy.on and config.patience is not None:
         caveats += (STOPPED,)
     names = source.class_names if task.kind != "regression" else None
-    constant = constant_scores(federation, task.kind)
+    constant = constant_scores(federation, task.kind, task.headline)
     experiment = Experiment(
         config, methods, runs, federation, task, start, unseen, graph, scaling, names, columns, caveats, constant
     )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,10 +12,11 @@ from command import SMALL, jaxpfl
 
 from jaxpfl import JaxpflError, algorithms, federate, fit, load
 from jaxpfl.algorithms import registry
+from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import task_of
 from jaxpfl.models.base import leaves_by_path
-from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.config import RunConfig, check_given
 from jaxpfl.runs.stored_code import texts_of
 from jaxpfl.runs.sweep import runner
 from jaxpfl.runs.sweep.sweep import Sweep
@@ -75,6 +77,7 @@ def made(outputs, shape):
 def wrong(outputs, shape):
     return 3
 task = jaxpfl.classification(model, (8, 8, 1), 10)
+likely = task._replace(headline="loss", lower=True)
 def loss(predictions, y):
     return -predictions[..., 0]
 """
@@ -207,7 +210,7 @@ WRONG = {
     "local --model models.py:task": "models.py:task: task is not a model (each model in the file: Net, Wide, net,",
     "local --model models.py:Wide": "model: Wide.__init__() missing 1 required positional argument: 'width'; give a",
     "local --model models.py:wrong": "the result of the model's function must be a registered name, a flax.linen",
-    "local --task models.py:net": "models.py:net: net is not a task (each task in the file: task)",
+    "local --task models.py:net": "models.py:net: net is not a task (each task in the file: task, likely)",
     "mine.py:METHOD --set mixed.shares=1": "unknown hyper-parameter of mixed 'shares'",
 }
 
@@ -245,3 +248,60 @@ def test_files_of_two_folders_import_their_own_modules(here: Path):
     assert found == [0.3, 0.9]
     with pytest.raises(JaxpflError, match=r"two different files are named (mine|beside)\.py"):
         texts_of(RunConfig(), algorithms.names_of([f"{name}/mine.py:METHOD" for name in ("one", "two")]))
+
+
+_SAVED = "federation:made is saved: jaxpfl data convert takes it"
+_OWN = "task = models.py:task has its own model"
+IGNORED = [
+    ("run local --task models.py:task --model cnn", f"model = cnn has no effect, because {_OWN}"),
+    ("sweep local --task models.py:task --model mlp --grid lr=0.1,1", f"model = mlp has no effect, because {_OWN}"),
+    ("compare --data csv:t.csv --date d --split-date 2025-01-01 --test-share 0.25", "test_share = 0.25 has no effect"),
+    (
+        "data describe --data csv:t.csv --date d --split-date 2025-01-01 --test-share 0.2",
+        "because split_date = 2025-01",
+    ),
+    *[
+        (f"run local --data federation:made --{flag}", f"{flag.split()[0]} = {value} has no effect, because {_SAVED}")
+        for flag, value in {
+            **{f"{name} x": "x" for name in ("client", "target", "ignore", "date", "person", "encoding")},
+            **{"missing drop": "drop", "window 3": "3", "tokens": "True"},
+        }.items()
+    ],
+]
+
+
+@pytest.mark.parametrize(("command", "message"), IGNORED)
+def test_settings_without_effect_are_refused(capsys, here: Path, command: str, message: str):
+    found = jaxpfl(capsys, *command.split())
+    assert (found.status, found.err.count("\n")) == (2, 1)
+    assert message in found.err
+    assert found.err.endswith(": leave it out\n")
+
+
+def test_a_recorded_config_may_hold_what_its_presets_gave():
+    recorded = RunConfig(task="models.py:task", model="mlp", split_date="2025-01-01", test_share=0.5)
+    check_given(recorded, recorded)
+    with pytest.raises(JaxpflError, match=r"test_share = 0\.25 has"):
+        check_given(replace(recorded, test_share=0.25), recorded)
+
+
+def test_a_report_and_a_comparison_are_about_the_own_tasks_metric(capsys, here: Path):
+    federation = federate(load("digits"), clients=4, classes_per_client=3, test_share=0.5)
+    for name in ("one", "two"):
+        run = fit("local", federation, task="models.py:likely", rounds=2 + (name == "two"), output=name)
+    assert run.constant is None
+    assert " loss " in repr(run)
+    mean = f"{run.scores['after']['loss'][-1].mean():.4g}"
+    assert jaxpfl(capsys, "report", "two").status == 0
+    page = Path("two/report.html").read_text()
+    assert "test loss after the last round" in page
+    assert mean in page
+    found = jaxpfl(capsys, "compare-runs", "one", "two")
+    assert (found.status, mean in found.out, "test loss" in found.out) == (0, True, True), found.err
+
+
+def test_true_and_false_are_the_names_of_the_classes(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("who,x,y\n" + "\n".join(f"{i % 2},{i},{str(i % 3 > 0).upper()}" for i in range(12)))
+    source = load(f"csv:{tmp_path / 't.csv'}", table=TableOptions("y", "who"), task="classification")
+    assert source.class_names.tolist() == ["FALSE", "TRUE"]
+    assert source.y_train.tolist() == [int(i % 3 > 0) for i in range(12)]

@@ -201,7 +201,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
         return _several_labels(table, targets, task)
     (target,) = targets
     numbers = numbers_in(table, target)
-    distinct, places = np.unique(np.array(table.texts(target)) if numbers is None else numbers, return_inverse=True)
+    texts = np.array(table.texts(target))
+    distinct, first, places = np.unique(texts if numbers is None else numbers, return_index=True, return_inverse=True)
     if task is None:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
         task = "classification" if whole and (numbers is None or len(distinct) <= _FEW) else "regression"
@@ -221,6 +222,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
         raise JaxpflError(f"{table.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
+    if any(text.strip().lower() in ("true", "false") for text in texts[first]):
+        distinct = texts[first]
     return _Labels(places.astype(np.int32), task, 1 if two else len(distinct), distinct)
 
 

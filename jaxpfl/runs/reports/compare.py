@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from jaxpfl.engine.scores import HEADLINES, Headline, stored_headline, words_of_clients, worst
+from jaxpfl.engine.scores import Headline, stored_headline, words_of_clients, worst
 from jaxpfl.runs import results
 from jaxpfl.runs.config import flat
 from jaxpfl.runs.run_folder import SUMMARY
@@ -73,6 +73,7 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
     return {
         "folders": [str(first), str(second)],
         "metric": headlines[0].name,
+        "lower_is_better": headlines[0].lower,
         "settings": _settings(runs),
         "unpaired": unpaired,
         "methods": scores,
@@ -82,7 +83,7 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
 
 def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
     """Print the result of `compare`: the settings that differ and the scores, as tables."""
-    headline, paired = HEADLINES[found["metric"]], not found["unpaired"]
+    headline, paired = stored_headline(found), not found["unpaired"]
     settings = new_table("settings that differ" if found["settings"] else "the settings are the same")
     for name in ("setting", *map(unmarked, found["folders"])):
         settings.add_column(name, overflow="fold")
