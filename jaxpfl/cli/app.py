@@ -33,6 +33,7 @@ FOLDERS: dict[str, str] = {
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
     "predict": "Predict the rows of a new table by exported models: each client's own, or the global one.",
+    "new": "Write a small project: a method, a loader of data, a config, and a test that runs in seconds.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands in ``jaxpfl.cli.folders``, which mostly concern existing results, and their purpose."""

@@ -1,4 +1,4 @@
-"""Commands about existing results (report, runs, compare-runs, check, predict), and for shell completion."""
+"""Commands about results (report, runs, compare-runs, check, predict), new projects, and shell completion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tyro import MISSING
 from tyro.conf import Positional, arg
 
 from jaxpfl.support.console import claim_file
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError, writing
 from jaxpfl.support.files import contents, jsonable, opened, whole
 from jaxpfl.support.output_paths import NEW_FILE
 
@@ -24,7 +24,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, the only thing on stand
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
     """Return the commands, which do not depend on the arguments."""
     del args
-    return report, runs, compare_runs, check, predict, completion
+    return report, runs, compare_runs, check, predict, new, completion
 
 
 def report(
@@ -144,6 +144,17 @@ def predict(
         with whole(output) as file:
             file.write(text)
         print(f"predictions: {output} ({len(predictions)} rows)")
+
+
+def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The folder to create.")] = MISSING) -> None:
+    """Write a small project: a method, a loader of data, a config, and a test that runs in seconds."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise JaxpflError(f"{folder} is not an empty folder: name a new one")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for template in Path(__file__).with_name("project").glob("*.txt"):
+            (folder / template.stem).write_text(template.read_text())
+    print(f"{folder}: cd {folder}; jaxpfl run --config config.toml; pytest")
 
 
 def completion(

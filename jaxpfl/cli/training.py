@@ -81,16 +81,17 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def data(
         action: Annotated[
-            Positional[Literal["list", "describe", "convert"]],
-            arg(help="list the data sets; describe the split that the flags make, or convert it to files."),
+            Positional[Literal["list", "describe", "convert", "fetch"]],
+            arg(help="list the data sets; describe the split that the flags make, or convert it to files; fetch NAME."),
         ],
+        name: Annotated[Positional[str], arg(metavar="[NAME]", help="The data set to download (fetch).")] = "",
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
         json: bool = False,
         plot: Annotated[Path | None, NEW_FILE] = None,
         output: Annotated[Path | None, NEW_FOLDER] = None,
         config: Path | None = None,
     ) -> None:
-        """List the data sets, describe a split (sizes and classes of its clients), or convert the split to files.
+        """List the data sets, describe or convert a split, or download a data set such as mnist.
 
         Args:
             json: Print one JSON object.
@@ -99,6 +100,13 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 larger than memory (--plan.clients-in disk).
             config: TOML or YAML file with flags.
         """
+        if (action == "fetch") != bool(name):
+            raise JaxpflError("jaxpfl data fetch NAME downloads a data set; the other actions take it as --data NAME")
+        if action == "fetch":
+            from jaxpfl.data.sources.download import fetch
+
+            print(f"{name}: {fetch(name, settings.data_dir)}")
+            return
         check_given(RunConfig(**vars(settings)), recorded)
         _about(action, settings, json, plot, output)
 

@@ -1,6 +1,7 @@
 """Data sets by name, for `load` and ``jaxpfl data list``.
 
-Nothing is ever downloaded. The data directory is the argument, else ``JAXPFL_DATA_DIR``, else ``./data``.
+Nothing is downloaded (`download` does that). The data directory is the argument, else ``JAXPFL_DATA_DIR``, else
+``./data``.
 """
 
 from __future__ import annotations
