@@ -84,7 +84,9 @@ def run(name: str, clients: Samples, ids=None, sent=None) -> np.ndarray:
     return np.asarray(program(name)(clients, ids, jnp.ones(m, bool) if sent is None else sent))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
+)
 def test_what_is_not_sent_is_not_looked_at(name: str):
     """Other data of clients that do not send change nothing for those that do; they still get estimates."""
     clients = some_clients(name)

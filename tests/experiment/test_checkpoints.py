@@ -132,7 +132,7 @@ def test_two_are_kept(folder):
     assert restored(folder) == (6, [])
 
 
-@pytest.mark.parametrize("size", [40, 300, 1000])
+@pytest.mark.parametrize("size", [300, *(pytest.param(size, marks=pytest.mark.slow) for size in (40, 1000))])
 def test_a_full_disk_is_one_line_and_loses_nothing(folder, size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     checkpoints = Checkpoints(folder)

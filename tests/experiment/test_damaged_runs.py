@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 
 METHODS = ("local", "fedavg")
+slow = partial(pytest.param, marks=pytest.mark.slow)
 OTHERS: tuple[Any, ...] = (None, True, -1, 10**30, 1.5, float("nan"), "", "x", [], [None], {}, {"x": []})
 """Values that an edited JSON file may hold in place of another."""
 
@@ -180,7 +182,7 @@ def same(found: dict, want: dict) -> bool:
     return flat[0] == flat[1]
 
 
-@pytest.mark.parametrize("value", [None, True, 7, 1.5, "x", [], [None], {}, {"x": []}])
+@pytest.mark.parametrize("value", [None, 7, "x", *map(slow, (True, 1.5, [], [None], {}, {"x": []}))])
 def test_every_field_of_a_stored_config_is_checked(experiment, tmp_path, value):
     folder = tmp_path / "run"
     open_folder(folder, experiment, resume=False)

@@ -1,5 +1,7 @@
 """Models in two parts against NumPy: FedPer, LG-FedAvg, FedRep, FedBABU, FedALA and FedROD."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import oracle
@@ -9,6 +11,7 @@ from oracle import CLASSES, HEAD, ROUNDS, SEED, SETTINGS, SGD, SIZES, STEPS, M, 
 
 from jaxpfl.models.base import smoothed_cross_entropy
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 UNIFORM = [1.0] * M
 BATCH = SETTINGS["uniform"].batch_size
 LAST_FACTOR = decay(SGD, ROUNDS - 1, STEPS)
@@ -301,12 +304,12 @@ def test_some_weights_of_fedala_are_inside_and_some_at_a_bound():
     assert ((weights > 0) & (weights < 1)).any()
 
 
-def test_clients_start_alike_but_for_local():
-    for method in ("fedper", "fedrep", "lg-fedavg", "fedbn", "fedproto", "fml", "local"):
-        options = {"architectures": "mlp:5"} if method == "fml" else {}
-        first = oracle.simulation(method, **options).init([SEED]).clients[0]
-        apart = max(float(abs(leaf[0] - leaf[0, :1]).max()) for leaf in jax.tree.leaves(first))
-        assert apart > 0.1 if method == "local" else apart == 0
+@pytest.mark.parametrize("method", ["fedper", "local", *map(slow, ("fedrep", "lg-fedavg", "fedbn", "fedproto", "fml"))])
+def test_clients_start_alike_but_for_local(method):
+    options = {"architectures": "mlp:5"} if method == "fml" else {}
+    first = oracle.simulation(method, **options).init([SEED]).clients[0]
+    apart = max(float(abs(leaf[0] - leaf[0, :1]).max()) for leaf in jax.tree.leaves(first))
+    assert apart > 0.1 if method == "local" else apart == 0
 
 
 @pytest.mark.slow
