@@ -15,7 +15,7 @@ from jaxpfl import JaxpflError, fit, stack_clients
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.priors import gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.privacy import Mechanism
+from jaxpfl.privacy import Mechanism, record
 from jaxpfl.privacy.noise import clip
 
 D, K = 5, 2
@@ -62,6 +62,15 @@ def test_the_noise_has_the_scale_that_is_accounted():
     entries = np.asarray(end.mu[0], np.float64) * n / scale
     assert stats.kstest(entries, "norm").pvalue > 1e-4
     assert all(stats.kstest(entries / off, "norm").pvalue < 1e-4 for off in (2 / 3, 3 / 2))
+
+
+def test_each_step_draws_anew():
+    noise = {"clipping_norm": 0.5, "noise_multiplier": 0.8}
+    em = jax.jit(partial(private_em.em, **noise, floor=1e-6, steps=3))
+    with record() as draws:
+        em(jax.random.key(3), mixture(), {"w": jnp.zeros((4, D))}, jnp.ones(4, bool))
+    assert len({draw.key for draw in draws}) == len(draws) == 3
+    assert [draw.stddev for draw in draws] == pytest.approx(3 * [0.8 * private_em.SENSITIVITY * 0.5])
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     ("method", "more"),
     [
-        ("scaffold", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2, "cohort": 16}),  # buffers of one length
+        ("scaffold", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2, "cohort": 16, "privacy": Mechanism(1.0, 0.5)}),
         slow("scaffold", {"participation": "poisson", "cohort_cap": 9}),
         slow("ditto", {"compress": "sign"}),
         slow("adaped", {"privacy": Mechanism(1.0, 0.5)}),

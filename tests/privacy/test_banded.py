@@ -5,13 +5,14 @@ from itertools import combinations, pairwise
 
 import dp_accounting as dp
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxpfl
 from jaxpfl.core.participation import cyclic, of
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.privacy import CentralNoise, Cyclic, Mechanism, PrivacyConfig, PrivacyPlan, descriptions, plan_of
+from jaxpfl.privacy import CentralNoise, Cyclic, Mechanism, PrivacyConfig, PrivacyPlan, descriptions, noise, plan_of
 from jaxpfl.runs.config import differences
 from jaxpfl.support.errors import JaxpflError
 
@@ -154,6 +155,18 @@ def test_cyclic_cohorts():
     assert not any(a & b for a, b in combinations(turns, 2))
     with pytest.raises(JaxpflError, match="cycle must be at most clients / cohort"):
         of(10, 5, "cyclic", cycle=3)
+
+
+def test_noise_is_the_inverse_of_the_bands():
+    c, zero = descriptions.banded_coefficients(3, 5), jnp.zeros(400)
+    step = jax.jit(lambda key, past: noise.add_banded(key, zero, 2.0, c, past, "sum"))
+    drawn = jax.jit(lambda key: noise.gaussian(key, zero, 2.0, "sum"))
+    past, found, keys = jnp.zeros((2, 400)), [], jax.random.split(jax.random.key(1), 5)
+    for key in keys:
+        noisy, past = step(key, past)
+        found.append(noisy)
+    # Each is rounded to a multiple of 2^-8.
+    np.testing.assert_allclose(matrix(c, 5) @ np.stack(found), np.stack([drawn(key) for key in keys]), atol=5e-3)
 
 
 @pytest.mark.slow

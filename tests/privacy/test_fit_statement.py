@@ -10,11 +10,13 @@ import pytest
 import jaxpfl
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.core.participation import full, poisson, uniform
-from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.build import Assembled, assemble
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import Mechanism, PrivacyConfig, noise, plan_of, private_sum
-from jaxpfl.privacy.statement import CUT, GIVEN_START
+from jaxpfl.privacy.statement import CUT, GIVEN_START, SAME_USERS, SEED, SPENT_BEFORE, STOPPED
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.setup import Origin, caveat, data_checksum, prepare, protection_of
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
@@ -193,6 +195,29 @@ def test_cohorts_that_are_cut_are_said():
     assert CUT not in str(whole)
 
 
+def test_private_uploads_have_no_memory(federation):
+    """What the code leaves out of an upload may depend on a client's data, and would be sent later."""
+    given = {"method": jaxpfl.METHODS["fedavg"], "model": "linear", "compress": "sign"}
+    for privacy in (None, Mechanism(1.0, 0.5, "distributed", min_uploads=2)):
+        state, _ = assemble(RunSpec(**given, privacy=privacy), federation).simulation().shapes_of_one_run()
+        assert bool(jax.tree.leaves(state.clients)) == (privacy is None)
+
+
+def test_a_claim_names_what_it_leaves_open():
+    """Patience, the seed, and a start from a model of the same users."""
+    given = {"model": "linear", "partition": "iid", "clients": 6, "validation_share": 0.2, "batch_size": 8, "rounds": 4}
+    private = PrivacyConfig(noise_multiplier=1.0, delta=DELTA)
+    config = resolve(RunConfig(**given, patience=1, privacy=private))
+    experiment = prepare(config, ("fedavg",))
+    claim = protection_of(experiment.runs["fedavg"], experiment.caveats).statement
+    assert claim.caveats == (STOPPED,)
+    assert (claim.noise_seed, STOPPED in str(claim), SEED["run"] in str(claim)) == ("run", True, True)
+    checksum = data_checksum(experiment.federation)
+    for origin, caveat_of in ((Origin(checksum, True), SPENT_BEFORE), (Origin(checksum, False), SAME_USERS)):
+        assert caveat(origin, experiment.federation) == caveat_of
+    assert caveat(None, experiment.federation) == caveat(Origin(0, True), experiment.federation) == GIVEN_START
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "batch_size", "remembers"), [("fedavg", 1000, False), ("fedavg", 5, True), ("adaped", 1000, True)]
@@ -212,7 +237,7 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
     assert said.noise_seed == "secret"
     assert "noise from the operating system" in str(said)
     assert "observers who know the seed" not in str(said)
-    first, second = (jax.random.key_data(result.simulation.init([1]).noise) for _ in range(2))
+    first, second = (jax.random.key_data(result.simulation.init([1]).released) for _ in range(2))
     assert not np.array_equal(first, second)
     with pytest.raises(JaxpflError, match="noise_seed"):
         Mechanism(1.0, noise_seed="os")

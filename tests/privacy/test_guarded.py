@@ -1,6 +1,7 @@
 """Guarded examples: what a method sees of them, draws of batches, sensitivity and noise of its gradients."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -15,7 +16,9 @@ from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Method, Uploa
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_steps, sgd
 from jaxpfl.core.participation import full
+from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.types import ClientData
+from jaxpfl.engine.advice import check_claim
 from jaxpfl.engine.build import assemble, build
 from jaxpfl.engine.guarded import uses_of
 from jaxpfl.engine.spec import RunSpec
@@ -23,6 +26,7 @@ from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import PrivacyConfig, guarded
 from jaxpfl.privacy.guarded import Ledger
 from jaxpfl.privacy.silos import WORD, mechanism_of
+from jaxpfl.support.errors import JaxpflWarning
 
 DELTA = 1e-3
 NOISE = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA)
@@ -369,6 +373,51 @@ def spec(method="mr-mtl", privacy=NOISE, **more):
 def test_settings_of_uploads_are_refused(changes, message):
     with pytest.raises(JaxpflError, match=message):
         spec(privacy=PrivacyConfig(**{"unit": "example", "noise_multiplier": 1.0, "delta": DELTA} | changes))
+
+
+def test_a_delta_that_one_example_has_is_warned_of(federation):
+    for delta in (0.12, 0.11):  # the largest silo has nine
+        near = spec(privacy=replace(NOISE, delta=delta))
+        with pytest.warns(JaxpflWarning, match="not below 1 / examples = 0.111") if delta > 1 / 9 else nullcontext():
+            check_claim(near, federation)
+
+
+def test_claims_count_the_work_after_the_rounds(federation):
+    found = assemble(spec("fedavg-ft", options={"fine_tune_steps": 5}), federation).mechanism
+    assert [(silo.per_round, silo.once) for silo in found.silos] == [(2, 5)] * 3
+
+
+def test_every_gradient_has_noise_of_its_own(federation, monkeypatch):
+    """In descents, mini-batches, gradients of one, and in the personalised models of other rounds."""
+
+    def gradients(splits, w, times):
+        for _ in range(times):
+            for batch in times * splits.train.batches(1, None, times)(jnp.int32(1)):
+                w = w - batch.gradient(lambda w, key, x, y: (x @ w - y) ** 2, w, jax.random.key(0))[1]
+        return w
+
+    def update(key, hp, ctx, message, state, splits):
+        return gradients(splits, state, 2), Upload((), ()), {}
+
+    def personalize(key, hp, ctx, message, state, splits):
+        return gradients(splits, state, 1)
+
+    method = METHODS["local"].build(make_task("linear", federation, 2), LocalWork(np.array([4, 9, 6]), 1, 4))
+    mine = method.clients[0]._replace(update=update, personalize=personalize)
+    limit = mechanism([4, 9, 6], 4, z=3.0, clipping_norm=0.5)
+    (client,) = guarded.guard_examples(method._replace(clients=(mine,)), "mine", limit).clients
+
+    def one(key, splits):
+        at = [ClientContext(jnp.int32(t), jnp.int32(0), jnp.int32(0), 1, key) for t in (0, 1)]
+        after = [client.personalize(key, None, ctx, None, jnp.zeros(3), splits) for ctx in at]
+        return drawn, client.update(key, None, at[0], None, jnp.zeros(3), splits)[0], after
+
+    drawn = []
+    # Without the draws, whose programs compile for long.
+    monkeypatch.setattr(guarded, "add_gaussian", lambda *of: drawn.append((jax.random.key_data(of[0]), of[2])) or of[1])
+    keys, stddevs = zip(*jax.jit(one)(jax.random.key(2), federation.splits.client(1))[0], strict=True)
+    assert len({tuple(key.tolist()) for key in keys}) == len(keys) == 8 + 2
+    assert {float(stddev) for stddev in stddevs} == {1.5}
 
 
 def test_runs_that_no_claim_covers_are_refused(federation):

@@ -2,13 +2,16 @@
 
 import math
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
 
+from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.studies import gaussian
 from jaxpfl.support.errors import JaxpflError
 
 KEY = jax.random.key(3)
@@ -145,3 +148,14 @@ def test_refusals(args, message):
         local.analytic_gaussian_stddev(1.0, 1e-5, -1)
     with pytest.raises(JaxpflError, match="bound must be > 0 and finite, got 0"):
         local.printed_gaussian_stddev(1.0, 1e-5, 0)
+
+
+@pytest.mark.parametrize("mechanism", ["analytic", "discrete"])
+def test_noise_of_the_study_is_that_of_any_two_messages(mechanism):
+    """Means may differ by 2 b, and levels by all but one of their number."""
+    given = gaussian.GaussianSettings(epsilon=2.0, delta=1e-3, mechanism=mechanism)
+    stddev = gaussian.strength(given, 2.0)
+    if mechanism == "analytic":
+        assert stddev == pytest.approx(dp_accounting.get_sigma_gaussian(2.0, 1e-3) * 2 * given.bound)
+    else:
+        assert discrete_gaussian.delta(stddev, 2.0, 2**given.levels_bits - 1) <= 1e-3

@@ -24,7 +24,7 @@ from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, mechanism, private_sum
+from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, mechanism, private_sum, record
 from jaxpfl.studies.histogram import methods as histogram_private_methods
 from jaxpfl.studies.histogram.methods import HistogramSettings
 
@@ -126,6 +126,19 @@ def test_runs_of_one_seed_have_streams_of_their_own(federation):
     every = [key for runs in of_runs for key in runs]
     assert len(every) == len(of_runs) + 3
     assert len(set(every)) == len(every)
+
+
+def test_other_runs_have_streams_of_their_own(federation):
+    """Of each kind one: repeated seeds, settings, functions of the users, secret seeds, and the data of one user."""
+    x = np.array(federation.train.examples.x)
+    x[0, 0] += 1.0
+    other = federation._replace(train=federation.train.with_examples(x=x))
+    own = [{"client_optimizer": lambda rate, m=m: optax.sgd(rate, m)} for m in (0.6, 0.7)]
+    secret = replace(CENTRAL, noise_seed="secret")
+    every = keys(federation, "fedavg", CENTRAL, seeds=[5, 5]) + keys(other, "fedavg", CENTRAL)
+    for privacy, more in ((CENTRAL, {"local_steps": 3}), *((CENTRAL, one) for one in own), (secret, {}), (secret, {})):
+        every += keys(federation, "fedavg", privacy, **more)
+    assert len(set(every)) == len(every) == 8
 
 
 def test_what_is_no_other_run_has_the_same_noise(federation):
@@ -291,6 +304,16 @@ def test_rounds_of_histograms(drawn):
     run = jax.jit(lambda key: histogram_private_methods.all_private_centers(key, users, noise, choices, given))
     jax.block_until_ready(run(jax.random.key(1)))
     assert drawn.repeated() == 0
+
+
+@pytest.mark.parametrize("kind", [histogram_private.cluster, histogram_private.cluster_standardised])
+def test_rounds_of_clusters_draw_anew(kind):
+    counts = np.random.default_rng(0).integers(1, 9, (12, 20))
+    users = histogram.from_sparse(np.arange(0, 241, 20), np.tile(np.arange(20), 12), counts.ravel(), 20)
+    first = histogram_private.Release(jnp.ones((1, 20)), jnp.ones(1))
+    with record() as draws:
+        kind(jax.random.key(1), users, first, 2, 3, radius=0.3, noise=1.0, first_noise=1.0, floor=1e-4)
+    assert len({draw.key for draw in draws}) == len(draws) >= 3
 
 
 @pytest.mark.slow

@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxpfl import Algorithm, Client, Message, Server, Upload
-from jaxpfl.privacy import Mechanism
-from jaxpfl.privacy.private_sum import privatize
+from jaxpfl.core.protocol import Reduced, ServerContext
+from jaxpfl.privacy import Mechanism, record
+from jaxpfl.privacy.private_sum import _Released, privatize
 
 HYPER = {"lr": 0.25}
 
@@ -106,3 +108,70 @@ def test_a_client_is_counted_by_a_half_on_its_side_of_the_limit(limit, below):
     assert float(metrics["clipped"]) == (below < 0)
     assert float(jnp.linalg.norm(upload.total.change)) == pytest.approx(min(limit, 5.0))
     assert not bool(upload.failed)
+
+
+LONG = {"a": jnp.full(50, 3 / 50**0.5), "b": jnp.full(50, -4 / 50**0.5)}
+"""A change of norm 5, whose leaves have norms 3 and 4."""
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Mechanism(2.0, 0.5),
+        Mechanism(2.0, 0.5, quantile=0.5, count_stddev=3.0),
+        Mechanism(2.0, 0.5, "distributed", min_uploads=3),
+    ],
+    ids=["central", "adaptive", "distributed"],
+)
+def test_what_a_round_releases(mechanism):
+    """Of changes that are clipped as one vector, whatever their weight; noised as claimed, whatever cohort came; and
+    divided by a public number. The adapted C is another than the first."""
+    method = recording({})
+    sent = Upload(jax.tree.map(lambda a: 8 * a, LONG), jnp.float32(8))
+    client = method.clients[0]._replace(update=lambda *given: (jnp.ones(()), sent, {}))
+    server = method.server._replace(update=lambda key, hp, ctx, state, sums: (state, {"sums": sums}))
+    private, hp = privatize(method._replace(clients=(client,), server=server), HYPER, mechanism)
+    key, ctx, adapts = jax.random.key(3), ServerContext(jnp.int32(0), 9, 4.0), mechanism.quantile is not None
+    guarded, limit = private.server.init(key, hp, ctx), 1.7 if adapts else 0.5
+    guarded = guarded._replace(clipping_norm=jnp.float32(limit)) if adapts else guarded
+    message = private.server.broadcast(key, hp, ctx, guarded)
+    with record() as draws:
+        change = private.clients[0].update(key, hp, None, message, jnp.zeros(()), None)[1].total.change
+    size = float(jnp.linalg.norm(jnp.concatenate([change["a"], change["b"]])))
+    if mechanism.server_adds:
+        assert (size, draws) == (pytest.approx(limit), [])
+    else:
+        assert [(draw.entries, draw.stddev) for draw in draws] == [(100, pytest.approx(1 / 3**0.5))]
+        assert 3 < size < 9  # 5.8, and a clipped change of .5
+    update = jax.jit(lambda key, sums: private.server.update(key, hp, ctx, guarded, sums)[1]["sums"])
+    z = float(mechanism.noise_multiplier_of_sum)
+    stddevs = [z * limit, 3.0][: 1 + adapts] if mechanism.server_adds else []
+    keys = []
+    for came, own in zip((0, 1, 3, 6), jax.random.split(key, 4), strict=True):
+        total = jax.tree.map(lambda a: came * a, LONG)  # noqa: B023
+        with record() as draws:
+            got = update(own, Reduced(_Released(total, jnp.zeros(())), jnp.float32(came), jnp.int32(came)))
+        keys += [draw.key for draw in draws]
+        assert sorted(draw.stddev for draw in draws) == pytest.approx(sorted(stddevs))
+        due = mechanism.server_adds or came >= 3
+        assert (float(got.weight), int(got.contributors)) == (4.0 * due, 4 * due)
+        added = {name: np.asarray(got.total[name] - total[name] * due) for name in LONG}
+        assert (np.abs(added["a"] - added["b"]) > 1e-3).mean() == (mechanism.server_adds and pytest.approx(1, abs=0.05))
+    assert len(set(keys)) == len(keys) == 4 * len(stddevs)
+
+
+@pytest.mark.parametrize("z", [4.0, 1e-4])
+def test_what_a_step_releases(z):
+    """Noise, under a key for the parameters and one for psi, is added to what is clipped already."""
+    step = Mechanism(z, 0.5, "per_step", scale_clipping_norm=0.2).step_noise
+    assert step is not None
+    both = jax.jit(lambda key, h, k: (step.release_gradient(key, h), step.release_scale(key, k)))
+    with record() as draws:
+        h, k = both(jax.random.key(0), jax.tree.map(lambda a: 1e6 * a, LONG), jnp.float32(-1e6))
+    assert [draw.stddev for draw in draws] == pytest.approx([z * 0.5, z * 0.2])
+    assert draws[0].key != draws[1].key
+    size = np.linalg.norm(np.concatenate([h["a"], h["b"]]))
+    if z == 4:
+        assert size == pytest.approx(20, rel=0.4)
+    else:
+        assert (size, float(k)) == (pytest.approx(0.5, rel=1e-2), pytest.approx(-0.2, rel=1e-2))

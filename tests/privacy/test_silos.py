@@ -63,12 +63,17 @@ def test_noise_is_calibrated_for_every_silo():
     assert mechanism.noise_multiplier == noise[0]
 
 
+ACCESS = Access(steps=6, own=LocalEpochs(1, 10), batches=2, releases=1)
+
+
+def test_batches_of_a_descent():
+    assert [ACCESS.gradients(n) for n in (5, 20, 37, 60, 600)] == [2, 4, 8, 12, 12]
+
+
 @pytest.mark.slow
 def test_steps_by_a_silos_own_examples():
     """In work by epochs larger silos take more steps, which calibration and claim know."""
-    access = Access(steps=6, own=LocalEpochs(1, 10), batches=2, releases=1)
-    assert [access.gradients(n) for n in (5, 20, 37, 60, 600)] == [2, 4, 8, 12, 12]
-    mechanism = silos(per_round=access.gradients).calibrated(4.0, DELTA)
+    mechanism = silos(per_round=ACCESS.gradients).calibrated(4.0, DELTA)
     assert [mechanism.plan(silo).rounds for silo in mechanism.silos] == [14, 28, 84]
     assert max(mechanism.epsilons(DELTA)) <= 4.0
 
