@@ -131,7 +131,7 @@ def predict(
 
     claim_file(output, "--output", "jaxpfl predict", lambda path: contents(path).startswith(b"client,prediction"))
     loaded = load_models(models, method)
-    config = loaded.manifest["config"]
+    config = loaded.manifest.get("config", {})  # an export with --private-only has none
     column = None if only_global else client or config.get("client")
     if column is None and not only_global:
         raise JaxpflError("the run's table had no column of clients: name one with --client, or write --global")

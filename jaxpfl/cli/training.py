@@ -117,6 +117,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         clients: tuple[int, ...] | None = None,
         seed: int | None = None,
         only_global: Annotated[bool, arg(name="global")] = False,
+        private_only: bool = False,
         per_client: bool = False,
         stablehlo: bool = False,
         data_dir: str | None = None,
@@ -130,6 +131,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             clients: Ids of the clients to export; all clients unless given.
             seed: Seed of the run to export; the first seed unless given.
             only_global: Write only the global models.
+            private_only: Write only what the method's privacy claim covers, and list the files that it does not cover.
             per_client: Write one file for each client, instead of one file with all clients.
             stablehlo: Also write each model as a program METHOD/alone/CLIENT.stablehlo, with parameters and scaling,
                 which jax.export.deserialize reads without jaxpfl.
@@ -137,7 +139,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             json: Print the manifest of the files as one JSON object.
         """
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
-        _export(run, output, data_dir, json, only_global=only_global, stablehlo=stablehlo, **wanted)
+        kinds = {"only_global": only_global, "private_only": private_only, "stablehlo": stablehlo}
+        _export(run, output, data_dir, json, **kinds, **wanted)
 
     def deploy(
         engine: Annotated[Positional[Literal["flower"]], arg(help="The engine of the federation: flower.")],
@@ -280,12 +283,15 @@ def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs.export import Selection, export
+    from jaxpfl.runs.run_folder import uncovered
     from jaxpfl.runs.terminal import print_export
     from jaxpfl.support.console import Console
 
     use_cpu_cores()
     compile_cache.enable()
     folder, manifest = export(run, output, Selection(**wanted), data_dir=data_dir)
+    if wanted["private_only"]:
+        manifest["not_covered"] = uncovered(run)
     if as_json:
         print(json.dumps({"folder": str(folder), **manifest}))
     else:

@@ -253,7 +253,10 @@ class Models:
     def _encoded(self, x: Any, client_id: int | None) -> np.ndarray:
         """Convert inputs to an array [n, ...]; the columns of a table become features, as for the client."""
         if "inputs" not in self.manifest:
-            raise JaxpflError(f"{self._folder} was exported without predict, by an older version: export the run again")
+            raise JaxpflError(
+                f"{self._folder} does not have the encoding of inputs, which predict needs: export the run again, "
+                "without --private-only"
+            )
         record = self.manifest["columns"]
         if not (isinstance(x, Table | Mapping) or hasattr(x, "columns")):
             return np.asarray(x)

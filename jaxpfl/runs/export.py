@@ -25,7 +25,7 @@ from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models,
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, leaves_by_path
 from jaxpfl.models.losses import resolve
-from jaxpfl.runs import data_sets
+from jaxpfl.runs import data_sets, results
 from jaxpfl.runs.setup import Experiment, Origin
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
 from jaxpfl.support import files
@@ -154,6 +154,8 @@ class Selection(NamedTuple):
       clients: ids of the clients to export; None for all clients.
       seed: seed to export; None for the run's first seed.
       only_global: whether to leave out the personalised models.
+      private_only: whether to export only what the method's privacy claim covers: the global model, and the
+        personalised models if the claim is about examples, without scaling, names, settings and seeds.
       per_client: whether to write one file per client instead of one file for all clients.
       stablehlo: whether to write each model's predictions as a program of its own, which needs no other file.
     """
@@ -162,6 +164,7 @@ class Selection(NamedTuple):
     clients: tuple[int, ...] | None = None
     seed: int | None = None
     only_global: bool = False
+    private_only: bool = False
     per_client: bool = False
     stablehlo: bool = False
 
@@ -202,6 +205,9 @@ def export(
         raise JaxpflError("clients must name at least one id, got none")
     stored = open_run(run)
     methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
+    if wanted.private_only:
+        methods, claim = _claimed(stored, methods, wanted)
+        wanted = wanted._replace(only_global=wanted.only_global or claim["unit"] == "user")
     seed = stored.seeds[0] if wanted.seed is None else wanted.seed
     if seed not in stored.seeds:
         raise JaxpflError(f"unknown seed {seed} (known: {stored.seeds[0]} to {stored.seeds[-1]})")
@@ -220,15 +226,44 @@ def export(
         place.mkdir()
         entries: dict[str, Any] = {}
         manifest = _manifest(stored, experiment, seed, entries)
+        if wanted.private_only:
+            manifest = {name: manifest[name] for name in _COVERED} | {"privacy": claim}
         if wanted.stablehlo and manifest["raw_dtype"] == "float64":
             raise JaxpflError("--stablehlo reads inputs in float32, in which a feature of this table loses digits")
         for name in methods:
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
+            if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
+                raise JaxpflError(f"--private-only: {name} has no global model, and no other is covered")
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
     return output, manifest
+
+
+_COVERED = ("format", "methods", "model", "task", "classes", "input_shape", "input_dtype", "versions")
+"""Entries of the manifest that do not depend on examples or seeds."""
+
+
+def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[list[str], dict[str, Any]]:
+    """Return the only method to export with ``--private-only``, and its privacy claim.
+
+    Raises:
+      JaxpflError: if several methods have a claim, whose costs would add up, or none; if the round of the last model
+        was chosen without noise; or if ``wanted`` selects clients' files or programs with the scaling.
+    """
+    if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
+        raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")
+    found = {name: results.finished(run.folder, name) or {} for name in methods}
+    claims = {name: claim for name, one in found.items() if (claim := one.get("privacy") or {}).get("epsilon")}
+    if len(claims) != 1:
+        some = f"{', '.join(claims)} have claims, whose costs add up: choose one with --method"
+        none = f"{', '.join(methods)} of {run.folder} {'has' if len(methods) == 1 else 'have'} no privacy claim"
+        raise JaxpflError(f"--private-only exports one private method: {some if claims else none}")
+    ((name, claim),) = claims.items()
+    if found[name].get("stopped_after"):
+        raise JaxpflError(f"--private-only: {name} stopped in a round that was chosen without noise (patience)")
+    return [name], {key: claim[key] for key in ("unit", "relation", "epsilon", "delta", "says")}
 
 
 def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection, manifest: dict) -> dict[str, Any]:
@@ -332,6 +367,8 @@ def parameters_origin(where: str) -> Origin | None:
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():
             record = files.read_json(path / name)
+            if "privacy" in record:  # exported with --private-only, without the checksum of the data
+                return None
             with expecting(path / name, "a run's config"):
                 asked = record["config"].get("privacy") or {}
                 private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))

@@ -19,6 +19,7 @@ from jaxpfl.engine.scores import ACCURACY, Headline, best_on_validation, fractio
 from jaxpfl.engine.scores import over_clients as statistics
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
+from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.setup import Experiment, Protection, require
 from jaxpfl.support import files, processes
@@ -246,6 +247,8 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         "run_dir": str(folder),
         "version": __version__,
     }
+    if any((row["privacy"] or {}).get("epsilon") for row in methods.values()):
+        result["not_covered"] = run_folder.uncovered(folder)
     if experiment.constant is not None:
         (prediction, own), names = experiment.constant, experiment.class_names
         unscored = np.isnan(next(iter(arrays.values()))[f"after_{headline.name}"]).all(axis=0)  # such as attackers

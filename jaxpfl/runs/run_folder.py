@@ -97,13 +97,37 @@ GRAPH = "graph.csv"
 """File name of the graph of the clients in a run folder."""
 FEDERATION = "fit-federation"
 """Folder, in the run folder of ``jaxpfl.fit``, with the federation."""
-_FOLDERS = ("methods", "checkpoints", "clients", "code", "profile", "tensorboard", "wandb", FEDERATION)
-RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
-"""Names of files and folders in a run folder, in addition to ``config.json`` and `SHARED`."""
-
 SUMMARY = "summary.json"
 SHARED = (SUMMARY, "plots", "report.html")
 """Names of files and folders that runs and sweeps have in common."""
+
+_FOLDERS = {
+    "methods": "every client's scores and counts of work",
+    "checkpoints": "the clients' states, and the key of the noise unless it was secret",
+    "clients": "the clients' states",
+    "code": "files of the user",
+    "profile": "times of the programs",
+    "tensorboard": "scores and norms of the uploads",
+    "wandb": "scores and norms of the uploads",
+    FEDERATION: "all clients' examples",
+}
+CONTENTS = {
+    **_FOLDERS,
+    "config.json": "the seed, settings that may be chosen on the data, and a checksum of the data",
+    "metrics.jsonl": "losses, scores, norms of the uploads and sizes of the cohorts",
+    "clients.npz": "every client's name, scores and counts of work",
+    "models": "models, scaling and names, unless exported with --private-only",
+    GRAPH: "the clients' neighbours",
+    **dict.fromkeys(SHARED, "scores and names of the clients, counts of work"),
+}
+"""Files and folders of a run folder, with the data in them that no privacy claim covers."""
+RUN_PARTS = tuple(CONTENTS)
+
+
+def uncovered(folder: Path) -> dict[str, str]:
+    """Return the parts of a finished private run's folder that no claim covers, each with the data in it."""
+    names = {SUMMARY, *(path.name for path in folder.iterdir())} - {".lock"}
+    return {name: CONTENTS.get(name, "a file that is not the run's") for name in sorted(names)}
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}

@@ -111,7 +111,10 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
         clients = sum(len(group["client_ids"]) for group in entry["groups"])
         parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
         written = " and ".join(parts) or "nothing: it has no global model"
-        console.print(f"{name}, seed {manifest['seed']}, round {entry['round']}: {written}", highlight=False)
+        seed = f", seed {manifest['seed']}" if "seed" in manifest else ""
+        console.print(f"{name}{seed}, round {entry['round']}: {written}", highlight=False)
+    for name, what in manifest.get("not_covered", {}).items():
+        console.print(f"not covered, not exported: {name} ({what})", highlight=False, soft_wrap=True)
     console.print(f"models: {folder} (manifest.json describes its files)", highlight=False, soft_wrap=True)
 
 
@@ -139,6 +142,8 @@ def tables(summary: dict[str, Any]) -> list[Any]:
 def notes(summary: dict[str, Any]) -> list[str]:
     """Return notes about a run's methods, such as privacy claims, compression, divergence and lost uploads."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
+    if parts := summary.get("not_covered"):
+        found.append(f"no claim covers {', '.join(parts)}: publish what jaxpfl export --private-only writes")
     found += _undefined(summary) + _constant(summary)
     if names := summary.get("class_names"):
         found.append(f"classes 0 .. {len(names) - 1} are the labels {listed(names)}")

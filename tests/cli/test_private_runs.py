@@ -13,8 +13,11 @@ import pyarrow
 import pytest
 from command import SMALL, jaxpfl
 
+from jaxpfl import JaxpflError, load_models
 from jaxpfl.engine import Simulation, noise_keys
 from jaxpfl.privacy.statement import SAME_USERS, SPENT_BEFORE
+from jaxpfl.runs import run_folder
+from jaxpfl.runs.export import _COVERED, parameters_origin
 from jaxpfl.runs.stored_run import last_state, open_run
 
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
@@ -165,6 +168,53 @@ def test_no_byte_of_a_secret_key_stays(capsys, tmp_path, monkeypatch, stop):
     assert jaxpfl(capsys, *args, "--output", folder, "--resume").status == 0
     assert keys[0].any()
     assert found() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["user", "example"])
+def test_what_no_claim_covers_is_listed_and_not_exported(capsys, tmp_path, unit):
+    """Each file of the folder has a kind, which says what it holds; a new kind must be added to `CONTENTS`."""
+    methods = {"user": ("local", "fedavg"), "example": ("ditto",)}[unit]
+    folder, models, some = tmp_path / "run", tmp_path / "private", ("--private-only", "--method", methods[-1])
+    flags = ("--privacy.unit", unit, *BUDGET, "--tensorboard", "--profile")
+    flags += ("--plan.clients-in", "disk") * (unit == "example")
+    shown = jaxpfl(capsys, "compare", *methods, *SMALL, *flags, "--output", folder)
+    assert shown.status == 0, shown.err
+    for command in (("report", folder), ("export", folder)):
+        assert jaxpfl(capsys, *command).status == 0
+    listed = run_folder.uncovered(folder)
+    assert (
+        {path.name for path in folder.iterdir()} == listed.keys() > {"report.html", "tensorboard", "profile", "models"}
+    )
+    assert listed.items() <= run_folder.CONTENTS.items()
+    stored = json.loads((folder / "summary.json").read_text())["not_covered"]
+    assert listed.keys() - stored.keys() == {"report.html", "models"}  # written later
+    assert "clients.npz, config.json" in " ".join(shown.out.split())
+    assert "Not covered: clients.npz" in (folder / "report.html").read_text()
+    (folder / "mine").touch()
+    if unit == "user":
+        refused = jaxpfl(capsys, "export", folder, "--private-only", "--method", "local", "--output", models)
+        assert f"local of {folder} has no privacy claim" in refused.err
+    shown = jaxpfl(capsys, "export", folder, *some, "--output", models, "--seed", "1")
+    assert shown.status == 0, shown.err
+    assert "not covered, not exported: clients.npz (every client's name" in shown.out
+    assert "mine (a file that is not the run's)" in shown.out
+    kinds = {"user": ("global",), "example": ("global", "personal")}[unit]
+    files = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_file()}
+    own = {f"{methods[-1]}/{kind}.{ending}" for kind in kinds for ending in ("npz", "stablehlo")}
+    assert files == {"manifest.json", "SHA256SUMS", *own}
+    manifest = json.loads((models / "manifest.json").read_text())
+    assert manifest.keys() == {*_COVERED, "privacy"}
+    assert manifest["privacy"]["unit"] == unit
+    loaded = load_models(models)
+    assert len(loaded.client_ids) == (0 if unit == "user" else 6)
+    with pytest.raises(JaxpflError, match="export the run again, without --private-only"):
+        loaded.predict(None, np.zeros((1, 8, 8, 1)))
+    assert parameters_origin(str(models)) is None  # so that the claim of a run that starts from them says `GIVEN_START`
+    if unit == "user":
+        shutil.copy(folder / "methods" / "fedavg.json", folder / "methods" / "local.json")
+        refused = jaxpfl(capsys, "export", folder, "--private-only", "--output", tmp_path / "both")
+        assert "local, fedavg have claims, whose costs add up: choose one with --method" in refused.err
 
 
 @pytest.mark.slow

@@ -196,6 +196,8 @@ def _privacy(summary: dict[str, Any] | None) -> list[str]:
     parts = [paragraph(f"{', '.join(names)}: {claim}") for claim, names in claims.items()]
     if without:
         parts.append(paragraph(f"{', '.join(without)}: {_PRIVACY_OFF}" if claims else _PRIVACY_OFF))
+    for name, what in summary.get("not_covered", {}).items():
+        parts.append(paragraph(f"Not covered: {name} ({what})"))
     return parts
 
 
