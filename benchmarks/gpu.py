@@ -1,21 +1,29 @@
-"""On an accelerator: CNN rounds by clients at once, layers and precision; linear clients; torch beside them.
+"""On an accelerator: first results, rounds of all kinds, sweeps, own models, clients in host memory; torch beside them.
 
     python -m benchmarks gpu --data digits --json gpu.json
 
 Every configuration runs in a process of its own, one after the other, as each may want the whole memory; each is
-warmed up by one round and then timed. One that fails (out of memory, say) is recorded with its error, and the rest goes
-on; the record is written after each, so that an interrupted run keeps what it has. All clients take part; each keeps 60
-examples and the data repeat. The torch loop runs fewer clients, as its time is linear in them; ratios are of the time
-of a client-step. GB/s of linear clients count by hand (``flops.py``) what must come from memory once a round.
+warmed up by one round and then timed. Of a ``fit``, a sweep and ``compare``, the whole is the round: ``first`` has its
+compilation (``compare warm`` finds on disk what the cold one compiled). The most informative come first; each has a
+limit of its own, and none goes on beyond the budget. One that fails (out of memory, say) is recorded with its error,
+and the rest goes on; the record is written after each, so that an interrupted run keeps what it has. All clients take
+part; each keeps 60 examples and the data repeat. The torch loop runs fewer clients, as its time is linear in them;
+ratios are of the time of a client-step. GB/s of linear clients count by hand (``flops.py``) what must come from memory
+once a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import os
 import statistics
+import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 if not __package__:
@@ -27,6 +35,7 @@ from .flops import cnn_step, linear_bytes
 from .harness import SHORTEST, Job, JobError, once
 from .problems import EXAMPLES, FEATURES, Problem, make_federation, rounds_of, simulate, use_devices
 from .record import command, parser, positive, table, target, write
+from .worker import Contender
 
 ASKED = target(50, 300)  # times: AdaPeD at m = 1000 against the torch loop, per client-step
 TORCH_CLIENTS = 20
@@ -35,24 +44,31 @@ TORCH_CLIENTS = 20
 @command
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(args, Path(folder))
+
+
+def _measure(args: argparse.Namespace, folder: Path) -> None:
     device = once(Job("gpu", {"probe": True}))
     if device["platform"] == "cpu" and not args.anywhere:
         raise JobError("jax has no accelerator here (--anywhere runs on what there is)")
-    wanted = [c for c in _configurations(args) if all(text in c["name"] for text in args.only)]
+    wanted = [c for c in _configurations(args, folder) if all(text in c["name"] for text in args.only)]
     repetitions, began = 2 if args.quick else args.repetitions, time.monotonic()
     results: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     for place, configuration in enumerate(wanted):
         name, *left = (one["name"] for one in wanted[place:])
-        if time.monotonic() - began > args.budget:
+        left_s = args.budget - (time.monotonic() - began)
+        if left_s <= 0:
             print(f"not started, as the budget was spent: {', '.join((name, *left))}")
             break
         try:
-            found = once(Job("gpu", configuration | {"repetitions": repetitions}), timeout=args.timeout)
-            results[name] = configuration | found | _rates(Problem(**configuration["problem"]), found["median"])
+            job = Job("gpu", configuration | {"repetitions": repetitions})
+            found = once(job, timeout=min(args.timeout or configuration["limit"], left_s))
+            results[name] = configuration | found | _rates(configuration, found)
         except JobError as error:
             results[name] = configuration | {"error": str(error)}
-        results[name]["problem"].pop("data_dir")
+        results[name].get("problem", {}).pop("data_dir", None)
         print(f"{time.monotonic() - began:6.0f} s  {name}: {results[name].get('error', 'done')}", flush=True)
         summary = _summary(results)
         settings = {"repetitions": repetitions, "source": args.data, "quick": args.quick}
@@ -71,12 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="configurations whose names have all these"
     )
-    result.add_argument("--timeout", type=positive, default=180, help="seconds for one configuration")
-    result.add_argument("--budget", type=positive, default=3600, help="seconds after which no other is started")
+    result.add_argument("--timeout", type=positive, help="seconds for one configuration; its own limit unless given")
+    result.add_argument("--budget", type=positive, default=560, help="seconds for all configurations")
     return result
 
 
-def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Measured configurations, the most informative first: a budget cuts the end."""
     m, many, linear, steps, most = args.clients, args.many, args.linear, args.steps, (64, 256)
     if args.quick:
@@ -85,19 +101,53 @@ def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def add(name: str, problem: Problem, **settings: Any) -> None:
-        found.append({"name": name, "problem": asdict(problem), "clients": "vmap"} | settings)
+        found.append({"name": name, "problem": asdict(problem), "clients": "vmap", "limit": limit // 2} | settings)
 
+    def add_whole(name: str, module: str, once: bool = True, **settings: Any) -> None:
+        found.append({"name": name, "module": module, "once": once, "given": settings, "limit": limit})
+
+    q, limit = args.quick, 600 if args.anywhere else 90  # seconds; a CPU has time
+    few = replace(cnn, clients=4 if q else 50, cohort=2 if q else 5)
+    fitted = {"fit": asdict(replace(few, cap=None)), "rounds": 2 if q else 100}
+    for tuning, seeds in (("auto", 1), ("full", 1), ("auto", 5)):
+        add_whole(f"fit {tuning}, {seeds} seed(s)", "gpu", tuning=tuning, seeds=seeds, **fitted)
+    add("fedavg K=5 vmap", few)
     methods = [replace(cnn, method=method) for method in ("adaped", "fedavg")]
     for problem in methods:
-        add(f"{problem.method} vmap", problem)
-        if importlib.util.find_spec("torch"):
-            small = replace(problem, clients=min(m, TORCH_CLIENTS))
-            add(f"{problem.method} torch loop", small, torch=True, anywhere=args.anywhere)
+        add(f"{problem.method} vmap", problem, tuning="full")
     for clients in sorted(linear, reverse=True):
         problem = Problem("linear", clients, steps=10, batch=EXAMPLES)
         for plan in ("vmap", min(clients, 10_000)):
             add(f"linear m={clients} {plan}", problem, clients=plan)
+    sweep = asdict(Problem("mlp", clients=50, cohort=10, steps=10, batch=10))
+    size = {"size": 2 if q else 56, "rounds": 2 if q else 100}
+    add_whole("sweep of 56 runs", "sweep", problem=sweep, how="in one program", **size)
+    short = ["fedavg", "--clients", "4", "--rounds", "2", "--seeds", "1", "--local-steps", "2"] if q else []
+    for how in ("cold", "warm"):
+        given = [*short, "--output", str(folder / how), "--quiet"]
+        add_whole(f"compare {how}", "gpu", compare=given, cache=str(folder / "cache"))
+    ten = replace(cnn, clients=2 if q else 10, batch=64, cap=128)
+    add("fedavg batch 64 vmap", ten)
+    loops = [replace(one, clients=min(one.clients, TORCH_CLIENTS)) for one in (*methods, ten)]
+
+    def add_torch(precision: str) -> None:
+        for problem in loops if importlib.util.find_spec("torch") else ():
+            name = f"{problem.method} torch loop{' batch 64' * (problem.batch == 64)} {precision}".strip()
+            add(name, problem, torch=True, anywhere=args.anywhere, precision=precision or "float32")
+
+    add_torch("")
+    own = asdict(replace(cnn, clients=2 if q else 20, cap=None, source="digits"))
+    for name in ("LeNet linen", "ResNet-8 linen", "transformer linen"):
+        add_whole(f"own {name}", "own_models", False, problem=own, model=name, form="products")
+    small = {"steps": 1, "batch": 2} if q else {}
+    add("resnet18 batch 64 vmap", replace(ten, source="cifar", **small), model="resnet18")
+    for place in ("device", "host"):
+        given = {"clients": 6 if q else 2000, "cohort": 2 if q else 100, "devices": None, "model": "cnn"}
+        add_whole(f"clients in {place}", "streamed", False, clients_in=place, folder=str(folder), **given)
+    for precision in ("tf32", "bfloat16"):
+        add_torch(precision)
     for problem in methods:
+        add(f"{problem.method} vmap quick", problem, tuning="quick")
         for precision in ("tf32", "bfloat16"):
             add(f"{problem.method} vmap {precision}", problem, precision=precision)
         for clients in ("vmap", most[-1]):
@@ -110,8 +160,17 @@ def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def _rates(problem: Problem, seconds: float) -> dict[str, float]:
+def _rates(configuration: dict[str, Any], found: dict[str, Any]) -> dict[str, float]:
+    seconds, flops = found["median"], found.get("flops")
+    if "problem" not in configuration:
+        if flops is None:
+            return {}
+        steps = Problem(**configuration["given"]["problem"]).client_steps
+        return {"us_per_step": 1e6 * seconds / steps, "tflops": flops * steps / seconds / 1e12}
+    problem = Problem(**configuration["problem"])
     rates = {"us_per_step": 1e6 * seconds / problem.client_steps}
+    if configuration.get("model"):
+        return rates
     if problem.model == "cnn":
         return rates | {"tflops": cnn_step(problem.method, problem.batch) * problem.client_steps / seconds / 1e12}
     moved = linear_bytes(problem.clients, problem.steps, EXAMPLES, FEATURES, problem.outputs)
@@ -122,8 +181,10 @@ def _summary(results: dict[str, Any]) -> dict[str, Any]:
     """Speedup of a client-step of each configuration over the torch loop on the same device."""
     summary = {}
     for name, row in results.items():
-        torch = results.get(f"{row['problem']['method']} torch loop", {})
-        if "us_per_step" in row and "us_per_step" in torch and row["problem"]["model"] == "cnn":
+        problem = row.get("problem", {})
+        loop = f"{problem.get('method')} torch loop" + " batch 64" * (problem.get("batch") == 64)
+        torch = results.get(loop, {})
+        if {"us_per_step"} <= row.keys() & torch.keys() and problem["model"] == "cnn" and not row.get("model"):
             summary[name] = torch["us_per_step"] / row["us_per_step"]
     return summary
 
@@ -134,9 +195,9 @@ def _report(device: dict[str, Any], results: dict[str, Any], summary: dict[str, 
         if "error" not in row:
             rate = row.get("tflops"), row.get("gb_per_second")
             asked = tuple(ASKED.values()) if name == "adaped vmap" else (None, None)
-            memory = row["device_bytes"] and row["device_bytes"] / 2**30
+            memory = row.get("device_bytes") and row["device_bytes"] / 2**30
             rows.append(
-                (name, row["median"], row["us_per_step"], *rate, memory, row["first"], summary.get(name), *asked)
+                (name, row["median"], row.get("us_per_step"), *rate, memory, row["first"], summary.get(name), *asked)
             )
     columns = ("", "s a round", "us a step", "TFLOP/s", "GB/s", "GiB", "first s", "x torch", "floor", "aim")
     table(f"{device['count']} x {device['kind']}", columns, rows)
@@ -152,10 +213,17 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
         device = jax.devices()[0]
         return {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())}
-    build = _torch if settings.get("torch") else _jax
-    run, facts = build(settings)
+    once = settings.get("once", False)
+    if "module" in settings:
+        module = importlib.import_module(f".{settings['module']}", __package__)
+        make = _whole if settings["module"] == "gpu" else module.work
+        run, facts = make(settings["given"])
+    else:
+        run, facts = (_torch if settings.get("torch") else _jax)(settings)
     first = _seconds(run, 1)
-    rounds = min(max(1, round(SHORTEST / _seconds(run, 1))), 100)
+    rounds = 1 if once else min(max(1, round(SHORTEST / _seconds(run, 1))), 100)
+    if "compare" in settings.get("given", {}):  # a second one in the same process would find all programs in memory
+        return {"first": first, "rounds": 1, "seconds": [first], "median": first}
     seconds = [_seconds(run, rounds) / rounds for _ in range(settings["repetitions"])]
     return {"first": first, "rounds": rounds, "seconds": seconds, "median": statistics.median(seconds)} | facts()
 
@@ -166,6 +234,29 @@ def _seconds(run: Any, rounds: int) -> float:
     return time.perf_counter() - began
 
 
+def _whole(settings: dict[str, Any]) -> Contender:
+    """A whole ``fit``, or a whole ``jaxpfl compare`` with its programs on disk."""
+    if "compare" in settings:
+        os.environ["XDG_CACHE_HOME"] = settings["cache"]
+        from jaxpfl.cli import main
+
+        return Contender(lambda rounds: main(["compare", *settings["compare"]]))
+    import jaxpfl
+
+    problem = Problem(**settings["fit"])
+    use_devices()
+    federation, plan = make_federation(problem), jaxpfl.ExecutionPlan(tuning=settings["tuning"])
+    given = {"cohort": problem.cohort, "local_steps": problem.steps, "batch_size": problem.batch, "model": "cnn"}
+    given |= {"rounds": settings["rounds"], "seeds": settings["seeds"], "plan": plan}
+    tuned: list[Any] = []
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            tuned[:] = [jaxpfl.fit(problem.method, federation, **given).simulation.execution.tuning]
+
+    return Contender(run, lambda: {"tuning": tuned[0]})
+
+
 def _jax(settings: dict[str, Any]) -> Any:
     import jax
 
@@ -174,7 +265,7 @@ def _jax(settings: dict[str, Any]) -> Any:
     problem = Problem(**settings["problem"])
     use_devices()
     precision = settings.get("precision", "float32")
-    model = None
+    model = settings.get("model")
     if settings.get("layers") == "lax":
         from .round_cnn import naive_cnn
 
@@ -182,7 +273,8 @@ def _jax(settings: dict[str, Any]) -> Any:
     if settings.get("parameters"):
         model = _with_parameters(settings["parameters"])
     form = "plain" if settings.get("layers") == "lax" else "auto"
-    plan = ExecutionPlan(clients=settings["clients"], convolutions=form, precision=precision)
+    tuning = settings.get("tuning", "auto")
+    plan = ExecutionPlan(clients=settings["clients"], convolutions=form, precision=precision, tuning=tuning)
     contender = rounds_of(simulate(problem, plan=plan, model=model))
 
     def facts() -> dict[str, Any]:
@@ -218,11 +310,20 @@ def _torch(settings: dict[str, Any]) -> Any:
     data = unpad(make_federation(problem).train)
     server = Server(problem.method, Clients(data, problem.steps, problem.batch, channels_last=False, device=device), [])
 
+    precision = settings.get("precision", "float32")
+    # torch's own default is tf32 for convolutions, and float32 for products.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    half = precision == "bfloat16"
+
+    def run(rounds: int) -> None:
+        with torch.autocast(device, torch.bfloat16) if half else nullcontext():
+            server.run(rounds)
+
     def facts() -> dict[str, Any]:
         memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
         return {"device": device, "device_bytes": memory, "torch": torch.__version__}
 
-    return server.run, facts
+    return run, facts
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .worker import Contender
 if TYPE_CHECKING:
     from jaxpfl import Algorithm, ExecutionPlan, Federation, Simulation, Task
 
-BASE_CLIENTS = {"mnist": 50, "digits": 10}
+BASE_CLIENTS = {"mnist": 50, "digits": 10, "cifar": 10}
 FEATURES, EXAMPLES = 50, 10  # of a linear client
 
 
@@ -32,7 +32,8 @@ class Problem:
       cap: examples that each client keeps, and clients beyond the first 50 repeat their data (a large m would not fit
         in memory otherwise; the work of a step is the same). None: the data are dealt to the m clients.
       outputs: of a linear model; 1 is regression with the squared error, more are classes.
-      source: of the images, ``mnist`` or ``digits`` (embedded, enlarged; dealt to 10 clients and repeated).
+      source: of the images, ``mnist``, ``digits`` (embedded, enlarged; dealt to 10 clients and repeated) or ``cifar``
+        (the digits, as large as CIFAR's images).
       data_dir: the folder that holds mnist.
     """
 
@@ -69,11 +70,14 @@ def make_federation(problem: Problem) -> Federation:
         return _gaussian(problem.clients, problem.outputs)
     if problem.model == "mlp":
         return jaxpfl.federate(jaxpfl.load("digits"), clients=problem.clients, classes_per_client=3)
-    images = jaxpfl.load(problem.source, problem.data_dir)
-    if problem.source == "digits":  # 8 x 8 pixels, each three times, and a border: 28 x 28
+    embedded = problem.source != "mnist"
+    images = jaxpfl.load("digits" if embedded else "mnist", problem.data_dir)
+    if problem.source == "cifar":
+        images = images._replace(x_train=images.x_train.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
+    elif embedded:  # 8 x 8 pixels, each three times, and a border: 28 x 28
         x = np.pad(images.x_train.repeat(3, axis=1).repeat(3, axis=2), [(0, 0), (2, 2), (2, 2), (0, 0)])
         images = images._replace(x_train=x)
-    repeats = problem.cap is not None or problem.source == "digits"
+    repeats = problem.cap is not None or embedded
     base = BASE_CLIENTS[problem.source] if repeats else problem.clients
     federation = jaxpfl.federate(images, clients=base, classes_per_client=3)
     return _repeat(federation, problem.clients, problem.cap) if repeats else federation

@@ -320,14 +320,15 @@ def test_defaults_keeps_every_try_and_goes_on_where_it_was_interrupted(tmp_path:
 
 
 @pytest.mark.slow
-def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path: Path):
+@pytest.mark.parametrize("name", ["adaped vmap bfloat16 parameters", "fit full, 1 seed(s)", "clients in host"])
+def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path: Path, name: str):
     import jax
 
     if jax.default_backend() == "cpu":
         assert len(python("-m", "benchmarks", "gpu", status=1).stderr.splitlines()) == 1
-    found = record(tmp_path, "gpu", "--anywhere", "--only", "adaped", "vmap", "bfloat16")
+    found = record(tmp_path, "gpu", "--anywhere", "--only", name)
     assert found["device"]["platform"]
-    assert "adaped vmap bfloat16 parameters" in found["results"]
+    assert list(found["results"]) == [name]
     for row in found["results"].values():
         assert "error" not in row
         assert row["median"] > 0
