@@ -6,6 +6,7 @@ stopping. The best evaluation and early stopping use validation scores only, nev
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -253,7 +254,9 @@ def personalize_client(
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
     finite = trees.all_finite(after)
-    return Personal(before, trees.where(finite, after, before), finite)
+    # Without adaptation, both are one traced value, which `score_client` scores once.
+    same = all(map(operator.is_, jax.tree.leaves(before), jax.tree.leaves(after)))
+    return Personal(before, before if same else trees.where(finite, after, before), finite)
 
 
 def _personal(
@@ -271,9 +274,10 @@ def score_client(
 ) -> dict[str, Metrics]:
     """Scores of one client's models on some of its examples, as in `Scores`."""
     predict_global = algorithm.server.predict_global
+    own = ("after",) if personal.after is personal.before else ("before", "after")
 
     def predictions(x: PyTree, y: Array, valid: Array) -> Metrics:
-        logits = {name: client.predict(today.hp, getattr(personal, name), x) for name in ("before", "after")}
+        logits = {name: client.predict(today.hp, getattr(personal, name), x) for name in own}
         if predict_global is not None:
             logits["global"] = predict_global(today.hp, today.server, x)
         for name, values in logits.items():
@@ -297,6 +301,8 @@ def score_client(
         rows, y = passes.each(lambda x, y, valid: (predictions(x, y, valid), y), examples)
         for name, values in rows.items():
             means[name] |= _client_metrics(task, values, y, count)
+    if "before" not in own:
+        means["before"] = dict(means["after"])
     means["after"]["diverged"] = ~personal.finite
     return means
 

@@ -48,10 +48,9 @@ def skewed():
 def spec_of(method, plan=None, **parts):
     return RunSpec(
         method=jaxpfl.METHODS[method],
-        model=MODELS.get(method, "mlp:8"),
         cohort=None if method in EVERYBODY else COHORT,
         plan=ExecutionPlan(devices=1, **plan or {}),
-        **{"local_steps": STEPS, "batch_size": BATCH} | parts,
+        **{"model": MODELS.get(method, "mlp:8"), "local_steps": STEPS, "batch_size": BATCH} | parts,
     )
 
 
@@ -166,3 +165,44 @@ def test_a_setting_changes_the_program_or_is_reported(skewed, name):
         if changed == reported:
             silent.append(setting)
     assert not silent
+
+
+PRODUCTS = {"linear": (2, 6, (1, 2)), "mlp:8": (4, 8, (2, 4)), "cnn": (15, 10, (5, 10))}
+"""Distinct products and convolutions of a round; all those of an evaluation; and the distinct ones of an evaluation of
+FedAvg, and of methods with personal models, where the clients are together and the global model is one matrix for all.
+
+XLA compiles each of them, and on a GPU searches for its fastest form.
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        pytest.param(model, name, marks=() if (model, name) == ("mlp:8", "adaped") else pytest.mark.slow)
+        for model in PRODUCTS
+        for name in ("fedavg", "adaped", "ditto")
+    ],
+)
+@pytest.mark.filterwarnings("ignore::jaxpfl.JaxpflWarning")
+def test_programs_have_few_distinct_products(model, name):
+    rng, shape = np.random.default_rng(0), (28, 28, 1) if model == "cnn" else (FEATURES,)
+    clients = [(rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(3, size=n)) for n in (40, *(20,) * 9)]
+    federation = jaxpfl.stack_clients(clients, test=clients)
+    of_round, scored, of_scores = PRODUCTS[model]
+    for platform in ("cpu", "cuda"):
+        simulation = simulation_of(spec_of(name, {"clients": "vmap"}, model=model), federation)
+        programs, (state, values, inputs, rounds) = simulation._on(platform, 1)
+        many, rows = programs._of.scoring.block, (values.hp, inputs)
+        texts = [
+            jax.jit(function).trace(*given).lower(lowering_platforms=(platform,)).as_text()
+            for function, given in (
+                (programs.beginning(), (simulation._run_keys([0]), *rows)),
+                (programs.function("advance", programs.execution.block), (state, values, inputs, rounds)),
+                (programs.function("test", many), (state, *rows)),
+            )
+        ]
+        found = [re.findall(r"= (stablehlo\.(?:dot_general|convolution).*)", text) for text in texts]
+        distinct = [len({re.sub(r"%\w+(#\d+)?", "", line) for line in lines}) for lines in found]
+        assert distinct == [0, of_round, of_scores[name != "fedavg"]]
+        # Without adaptation, a client's model is scored once: not both before and after.
+        assert len(found[2]) == scored
