@@ -108,7 +108,7 @@ def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, An
 
     q, limit = args.quick, 600 if args.anywhere else 90  # seconds; a CPU has time
     few = replace(cnn, clients=4 if q else 50, cohort=2 if q else 5)
-    fitted = {"fit": asdict(replace(few, cap=None)), "rounds": 2 if q else 100}
+    fitted: dict[str, Any] = {"fit": asdict(replace(few, cap=None)), "rounds": 2 if q else 100}
     for tuning, seeds in (("auto", 1), ("full", 1), ("auto", 5)):
         add_whole(f"fit {tuning}, {seeds} seed(s)", "gpu", tuning=tuning, seeds=seeds, **fitted)
     add("fedavg K=5 vmap", few)
