@@ -120,7 +120,7 @@ def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, An
         for plan in ("vmap", min(clients, 10_000)):
             add(f"linear m={clients} {plan}", problem, clients=plan)
     sweep = asdict(Problem("mlp", clients=50, cohort=10, steps=10, batch=10))
-    size = {"size": 2 if q else 56, "rounds": 2 if q else 100}
+    size: dict[str, Any] = {"size": 2 if q else 56, "rounds": 2 if q else 100}
     add_whole("sweep of 56 runs", "sweep", problem=sweep, how="in one program", **size)
     short = ["fedavg", "--clients", "4", "--rounds", "2", "--seeds", "1", "--local-steps", "2"] if q else []
     for how in ("cold", "warm"):
