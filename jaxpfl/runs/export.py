@@ -205,6 +205,7 @@ def export(
         raise JaxpflError("clients must name at least one id, got none")
     stored = open_run(run)
     methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
+    claim: dict[str, Any] = {}
     if wanted.private_only:
         methods, claim = _claimed(stored, methods, wanted)
         wanted = wanted._replace(only_global=wanted.only_global or claim["unit"] == "user")
@@ -226,7 +227,7 @@ def export(
         place.mkdir()
         entries: dict[str, Any] = {}
         manifest = _manifest(stored, experiment, seed, entries)
-        if wanted.private_only:
+        if claim:
             manifest = {name: manifest[name] for name in _COVERED} | {"privacy": claim}
         if wanted.stablehlo and manifest["raw_dtype"] == "float64":
             raise JaxpflError("--stablehlo reads inputs in float32, in which a feature of this table loses digits")
