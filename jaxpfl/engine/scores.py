@@ -265,7 +265,9 @@ def constant_scores(federation: Federation, kind: str, headline: str | None = No
     other = headline not in (None, "rmse" if real else ACCURACY.name)
     if other or (not real and kind not in (CLASSIFICATION, "binary", NEXT_TOKEN)):
         return None
-    train, test = (split.flat().y for split in (federation.train, federation.test))
+    train, test = (
+        split.with_examples(x=()).flat().y for split in (federation.train, federation.test)
+    )  # without inputs
     prediction = (
         train.mean(axis=0, dtype=np.float64) if real else int(np.bincount(train[train >= 0], minlength=1).argmax())
     )
