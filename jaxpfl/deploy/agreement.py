@@ -1,4 +1,4 @@
-"""Settings and shapes on which the server and all nodes of a deployment agree, and trees of arrays on the wire."""
+"""Settings and shapes that the parties of a deployment share, and the encoding of pytrees for transport."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _SIMULATED = ("dropout", "stragglers", "time_model", "attack", "patience", "warm
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """Settings and shapes that the server and all nodes of a deployment know before it begins.
+    """Settings and shapes that the server and all nodes must have before a deployment begins.
 
     Attributes:
-      spec: settings of the run, with ``num_classes`` if there are classes.
+      spec: settings of the run; ``num_classes`` is set if the labels are classes.
       example: shapes of one example's input and label (`jax.ShapeDtypeStruct`).
       num_clients: number m of clients.
       scaling: scaling of the inputs; None if they are used as they are.
-      seed: seed with which the deployment repeats a simulation, for checks only: whoever knows it can compute all
-        clients' random numbers. If None, each node and the server draw keys from the operating system.
+      seed: seed of the simulation that the deployment repeats, for checks only, because anyone with the seed can
+      compute all clients' random numbers. If None, the server and each node draw their keys from the operating system.
 
     Raises:
       JaxpflError: if the method or a setting cannot be deployed.
@@ -52,7 +52,7 @@ class Agreement:
 
     @classmethod
     def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Any:
-        """Make the agreement for a simulated run, from the number of its clients and the shapes of their examples."""
+        """Make the agreement for the clients of a simulation: their number, and the shapes of their examples."""
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.examples)
         return cls(spec, example, federation.num_clients, scaling, seed)
 
@@ -89,7 +89,7 @@ class Agreement:
 
     @cached_property
     def assembled(self) -> Assembled:
-        """The settings combined as in a simulation, for clients with one example."""
+        """The method and cohorts built from the settings, with one example per client as a placeholder."""
         return assemble_shapes(self.spec, self.example, self.num_clients)
 
     @cached_property
@@ -100,7 +100,7 @@ class Agreement:
         return compiled.shapes(begin, jax.random.key(0), jax.tree.map(number, hp))[1]
 
     def to_json(self) -> dict[str, Any]:
-        """The agreement as JSON values, from which `from_json` makes it again.
+        """Convert the agreement to JSON values, which `from_json` reads.
 
         Raises:
           JaxpflError: if a setting is neither text nor a number.
@@ -123,7 +123,7 @@ class Agreement:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Agreement:
-        """Make the agreement from the result of `to_json`."""
+        """Convert the result of `to_json` back to an agreement."""
         privacy, plan = stored["privacy"], ExecutionPlan(precision=stored["precision"])
         own = {"privacy": privacy and PrivacyConfig(**privacy), "plan": plan}
         example = Examples(*(jax.ShapeDtypeStruct(tuple(shape), np.dtype(name)) for shape, name in stored["example"]))
@@ -133,21 +133,21 @@ class Agreement:
 
 
 def encode(tree: PyTree) -> dict[str, np.ndarray]:
-    """Convert a tree to arrays for the wire. A dtype that NumPy lacks (bfloat16) travels as integers of its size."""
+    """Convert a pytree to NumPy arrays. A dtype that NumPy lacks (bfloat16) is sent as integers of the same size."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return {str(i): leaf.view(f"u{leaf.itemsize}") if leaf.dtype.kind == "V" else leaf for i, leaf in enumerate(leaves)}
 
 
 def decode(arrays: Mapping[str, np.ndarray], like: PyTree, what: str) -> PyTree:
-    """The tree whose leaves were encoded; each leaf must have the shape and dtype that the receiver expects.
+    """Convert arrays from `encode` back to a pytree, after checking each leaf's shape and dtype.
 
     Args:
       arrays: result of `encode`, from another party.
-      like: tree of arrays or shapes that the receiver expects.
-      what: name of the tree in messages.
+      like: pytree of arrays or shapes with the structure, shapes and dtypes that the receiver expects.
+      what: name of the pytree in error messages.
 
     Raises:
-      JaxpflError: if an array is missing, or has another shape or dtype.
+      JaxpflError: if an array is missing, or its shape or dtype differs from the leaf of ``like``.
     """
     leaves = []
     for i, leaf in enumerate(jax.tree.leaves(like)):

@@ -1,8 +1,8 @@
-"""A deployment as an app of Flower (https://flower.ai): its folder, its ClientApp and its ServerApp.
+"""Deployment by Flower (https://flower.ai): the app's folder, its ClientApp and its ServerApp.
 
-Flower's node ids are random and change when a node restarts. The server therefore asks each new node for the client
-that it is, and recognises a node that returns by the random name of its folder. A ClientApp is a new process for each
-message, so each node keeps its state and its compiled programs in its folder.
+Flower's node ids are random and change when a node restarts. The server therefore asks each new node which client it
+is, and recognises a restarted node by a random name that the node stores in its folder. Flower may start a new process
+for each message to a ClientApp, so each node also stores its state and its compiled programs in this folder.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _AGREEMENT = "agreement.json"
 
 
 def write_app(folder: Path, agreement: Agreement, clients: Federation | None = None) -> None:
-    """Write the folder of an app, which ``flwr run`` runs.
+    """Write the folder of a Flower app, for ``flwr run``.
 
     Args:
       folder: folder to create.
       agreement: settings and shapes.
-      clients: clients of the simulation, whose examples are written to ``FOLDER/clients`` for a check; None for none.
+      clients: clients of a simulation, whose examples are written to ``FOLDER/clients`` so that the deployment can be
+      compared with the simulation; None to write no examples.
 
     Raises:
       JaxpflError: if the folder exists, or if a setting cannot be deployed.
@@ -65,12 +66,12 @@ def write_app(folder: Path, agreement: Agreement, clients: Federation | None = N
 def client_app(package: Path, load: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
     """Make the ClientApp of a node.
 
-    The node's configuration (``--node-config``) names the client by ``partition-id``, its number from 0, or by
-    ``client``, its name. ``folder`` is where the node keeps its state.
+    The node's configuration (``--node-config``) identifies the client by ``partition-id`` (its number, from 0) or by
+    ``client`` (its name). Its entry ``folder`` is the folder in which the node stores its state.
 
     Args:
       package: folder of the app's package.
-      load: function from the node's configuration to its arrays (``x_train``, ``y_train``, ...).
+      load: function that maps the node's configuration to the client's arrays (``x_train``, ``y_train``, ...).
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -91,7 +92,7 @@ def client_app(package: Path, load: Callable[[dict[str, Any]], Mapping[str, Any]
 
 
 def _answer(kind: str, agreement: Agreement, load: Callable[..., Any], config: dict[str, Any], message: Any) -> Parcel:
-    """A node's answer to a message."""
+    """Handle a message at a node, and return the answer."""
     client = config.get("client", config.get("partition-id"))
     if client is None or "folder" not in config:
         raise JaxpflError("--node-config needs folder, and partition-id or client: partition-id=0 folder='/path'")
@@ -163,30 +164,30 @@ def conduct(
     round_seconds: float,
     output: str = "",
 ) -> Hub:
-    """Run all rounds of a deployment on the server, over any transport.
+    """Run all rounds of a deployment on the server.
 
     Args:
       agreement: settings and shapes.
-      online: function that returns the ids of the nodes at hand.
-      exchange: function ``(kind, parcel by node, seconds) -> answer by node`` that sends messages of the kind query,
-        train or evaluate, and waits for the answers.
-      min_clients: number of clients with which the run begins.
-      wait_seconds: time for these clients to join.
-      round_seconds: time for the nodes to answer.
-      output: folder for the results; "" for none.
+      online: function that returns the ids of the connected nodes.
+      exchange: function ``(kind, parcels, seconds) -> answers`` that sends a parcel to each node and waits up to
+      ``seconds`` for the answers. Both are mappings with node ids as keys; ``kind`` is query, train or evaluate.
+      min_clients: number of clients that must have joined before the first round. wait_seconds: seconds to wait for
+      these clients. round_seconds: seconds to wait for the nodes' answers to a message. output: folder for the results;
+      "" to write none.
 
     Raises:
-      JaxpflError: if too few clients join, if two nodes are the same client, or if a node has another version.
+      JaxpflError: if too few clients join, if two nodes claim to be the same client, or if a node has another version
+      of jaxpfl.
     """
     m, spec = agreement.num_clients, agreement.spec
-    nodes: dict[int, int] = {}  # client -> its node
+    nodes: dict[int, int] = {}  # client id -> node id
     offers: dict[int, Mapping[str, Any]] = {}
-    numbers: dict[str, int] = {}  # of clients that have names
+    numbers: dict[str, int] = {}  # client name -> client id, for clients identified by name
     met: set[int] = set()
     begun = False
 
     def meet() -> list[int]:
-        """Ask the new nodes which clients they are; return these clients."""
+        """Ask each new node which client it is, and return the ids of these clients."""
         new, here = [], set(online())
         answers = exchange("query", {node: ({}, {}) for node in here - met}, round_seconds)
         for node, (offer, _) in sorted(answers.items(), key=lambda pair: str(pair[1][0].get("client"))):
@@ -203,12 +204,12 @@ def conduct(
                 new.append(client)
             elif not begun:
                 raise JaxpflError(reason)
-            else:  # a wrong node does not end the others' run
+            else:  # once the run has begun, a faulty node must not end it for the other clients
                 print(f"a node is left out: {reason}", flush=True)
         return new
 
     def send(kind: str, parcels: Mapping[int, Parcel]) -> dict[int, Parcel]:
-        """Exchange messages with clients; return the answers that are not errors."""
+        """Send messages to clients, and return the answers that are not errors."""
         here, found = set(online()), {}
         given = {nodes[c]: own for c, own in parcels.items() if nodes.get(c) in here}
         answers = exchange(kind, given, round_seconds)

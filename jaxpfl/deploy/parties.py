@@ -1,7 +1,8 @@
 """The two parties of a deployment: the `Node` of each client, and the `Hub`, which is the server.
 
-Both run the functions of the simulation's round, with the same keys and contexts. A node's examples and its state never
-leave it. They exchange dictionaries of arrays, so that any transport can carry them.
+Node and hub call the functions of a simulated round, with the same random keys and contexts. A node's examples and
+state never leave the node. All messages are dictionaries of NumPy arrays, numbers and texts, so that any transport can
+carry them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 
 Arrays = Mapping[str, np.ndarray]
-"""Tree of arrays on the wire (`encode`), or several arrays by name."""
+"""An encoded pytree (`encode`), or several arrays by name."""
 Parcel = tuple[Mapping[str, Any], Arrays]
 """Content of a message: numbers and texts by name, and arrays by name."""
 
@@ -44,20 +45,22 @@ class Node:
     """One client of a deployment, with its examples and its state.
 
     Attributes:
-      instance: random name of the node's folder, by which the hub recognises a node that returns.
-      client_id: the client's id, below m for a client that is trained; None before `join`.
+      instance: random name, stored in the node's folder, by which the server recognises a restarted node.
+      client_id: id of the client, below the number m of clients if the client takes part in training; None before
+      `join`.
     """
 
     def __init__(self, agreement: Agreement, data: Federation, folder: Path | None = None):
-        """Check the examples, and read the node's state if it has one.
+        """Check the examples, and read the node's state if the folder has one.
 
         Args:
           agreement: settings and shapes.
-          data: examples of this client alone, before the inputs are scaled.
+          data: examples of this client alone, with inputs that are not scaled yet.
           folder: folder of the node's state and personalised model; None to keep the state in memory.
 
         Raises:
-          JaxpflError: if there are no training examples, or if the examples are not of the agreed kind.
+          JaxpflError: if there are no training examples, or if the examples' shapes, dtypes or labels do not fit the
+          agreement.
         """
         self._agreement, self._folder = agreement, folder
         self._data = jax.tree.map(jnp.asarray, _checked(agreement, data))
@@ -69,14 +72,14 @@ class Node:
         self.client_id = int(self._kept["client_id"]) if self._kept["run"] else None
 
     def offer(self) -> dict[str, Any]:
-        """Number of local steps for the node's examples, and the node's name, for the hub."""
+        """Return what the hub needs before the run: `instance`, and the local steps for the node's examples."""
         agreement = self._agreement
         work = assemble_shapes(agreement.spec, agreement.example, agreement.num_clients, self._sizes).work
         self._save()
         return {"instance": self.instance, "steps": work.steps}
 
     def join(self, terms: Mapping[str, Any], arrays: Arrays) -> None:
-        """Start from the message of the hub's `Hub.terms`. A node that has joined this run already keeps its state."""
+        """Initialise the client's state from the result of `Hub.terms`, unless the node has joined this run before."""
         if (str(self._kept["run"]), self.client_id) == (terms["run"], terms["client_id"]):
             return
         self.client_id, seed = terms["client_id"], self._agreement.seed
@@ -90,11 +93,11 @@ class Node:
         self._save()
 
     def train(self, round: int, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Run one round of the client, and return its upload with its metrics, for `Hub.finish`.
+        """Run one round of the client, and return its upload and metrics, encoded for `Hub.finish`.
 
         Args:
           round: number of finished rounds.
-          arrays: message of the round.
+          arrays: result of `Hub.message` for this round.
         """
         algorithm, client, hp = self._client
         part = partial(take_part, algorithm, client, RELIABLE, None, self._agreement.assembled.cohorts.capacity)
@@ -106,12 +109,13 @@ class Node:
         return encode(done.summed)
 
     def evaluate(self, round: int, arrays: Arrays) -> dict[str, float]:
-        """Personalise the client's model, keep it in the node's folder, and score it on the node's test examples.
+        """Personalise the client's model, store it in the node's folder, and score it on the client's test examples.
 
-        A client that is not trained is adapted from the message for the settings' ``adapt_rounds`` instead.
+        A client that does not take part in training is instead adapted for ``adapt_rounds`` rounds from the current
+        message, and its personalised model is not stored.
 
         Returns:
-          Score by name, such as ``after.accuracy``, and ``examples``, the number of test examples.
+          The scores by name, such as ``after.accuracy``, and the number of test examples as ``examples``.
         """
         (algorithm, client, hp), sent, task = self._client, self._message(arrays).shared, self._agreement.assembled.task
         data, test = self._data.splits.client(0), self._data.test.client(0)
@@ -140,7 +144,7 @@ class Node:
 
     @cached_property
     def _client(self) -> tuple[Algorithm, Client, PyTree]:
-        """The method for this node's numbers of examples, the client's functions, and the hyper-parameters."""
+        """The method built for this node's numbers of examples, the client's functions, and the hyper-parameters."""
         if self.client_id is None:
             raise JaxpflError("the node has not joined a run: its state is missing")
         agreement, steps = self._agreement, int(self._kept["steps"])
@@ -156,7 +160,7 @@ class Node:
 
     @property
     def _beginning(self) -> tuple[Key, Key, PyTree, Array]:
-        """Arguments of `init_client` between the client's functions and the message."""
+        """The arguments of `init_client` that follow the client's functions and precede the message."""
         return self._key("start"), self._key("key"), self._client[2], jnp.int32(self.client_id)
 
     def _message(self, arrays: Arrays) -> Message:
@@ -172,7 +176,7 @@ class Node:
 
     def _save(self) -> None:
         if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state has the key of the node's noise
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state contains the noise's key
             write_arrays(self._folder / "state.npz", self._kept)
 
 
@@ -190,7 +194,7 @@ class Hub:
 
         Args:
           agreement: settings and shapes.
-          steps: largest number of local steps of the nodes (`Node.offer`).
+          steps: largest number of local steps that any node offers (`Node.offer`).
         """
         self._agreement, self._steps, seed = agreement, steps, agreement.seed
         self.assembled = assemble_shapes(agreement.spec, agreement.example, agreement.num_clients, steps=steps)
@@ -206,38 +210,38 @@ class Hub:
         self._expected = compiled.shapes(upload, self._key, self._hp, self.assembled.federation, message)
 
     def terms(self, client_id: int) -> Parcel:
-        """Arguments of `Node.join` for a client, with the message of round 0, from which late clients start too.
+        """Return the arguments of `Node.join` for a client, with the message of round 0 even if it joins later.
 
-        A new client (with an id of m or more) starts from the current message.
+        A client that does not take part in training (with an id of at least m) gets the current message instead.
         """
         start = np.asarray(jax.random.key_data(stream(self._key, Purpose.CLIENT_INIT)))
         message = self._first if client_id < self._agreement.num_clients else self.message()
         return {"run": self.run, "client_id": client_id, "steps": self._steps}, {"start": start, **message}
 
     def message(self) -> dict[str, np.ndarray]:
-        """Message of the round."""
+        """Return the server's message for the current round, encoded."""
         send = partial(_send, self._server, self._cohorts)
         return encode(_call(send, self._key, self._hp, jnp.int32(self.round), self.state))
 
     def cohort(self) -> list[int]:
-        """Draw the ids of the round's clients, in order."""
+        """Draw the current round's cohort, and return its client ids in increasing order."""
         m = self._cohorts.num_clients
         rows = self._cohorts.rows(self._released, jnp.int32(self.round), jnp.arange(m, dtype=jnp.int32))
         return [row for row in np.asarray(rows).tolist() if row < m]
 
     def finish(self, uploads: Mapping[int, Arrays]) -> dict[str, float]:
-        """Update the server with the uploads of those nodes that answered.
+        """Update the server with the uploads that arrived, and end the round.
 
-        An upload of a wrong shape, or with numbers that are not finite, is left out and counts as diverged.
+        An upload with a wrong shape or dtype, or with numbers that are not finite, is left out and counted as diverged.
 
         Args:
-          uploads: results of `Node.train` by client.
+          uploads: results of `Node.train` by client id.
 
         Returns:
           The round's metrics, as in a simulation.
         """
         total, refused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._expected), 0
-        for client in sorted(uploads):  # in the order of the simulation's sum
+        for client in sorted(uploads):  # the order of a simulation's sum, for the same rounding
             try:
                 sent = decode(uploads[client], self._expected, f"the upload of client {client}")
             except JaxpflError:
@@ -254,7 +258,7 @@ class Hub:
         return {name: float(value) + lost.get(name, 0) for name, value in metrics.items()}
 
     def statement(self) -> Statement | None:
-        """Privacy guarantee of all rounds of the run; None without noise."""
+        """Return the privacy guarantee for all rounds of the run, or None if no noise is added."""
         plan, asked = (self.assembled.released(1) or (None,))[0], self._agreement.spec.privacy
         if not isinstance(plan, PrivacyPlan) or not isinstance(asked, PrivacyConfig) or asked.delta is None:
             return None
@@ -262,7 +266,7 @@ class Hub:
 
 
 def _call(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a compiled function, whose program may come from disk: an app is a new process for each message."""
+    """Compile and call a function; the program may be read from disk, because each message may have a new process."""
     given = jax.tree.map(jnp.asarray, given)
     return compiled.compiled(function, given)(*given)
 
@@ -274,7 +278,7 @@ def _send(server: Server, cohorts: Participation, key: Key, hp: PyTree, round: A
 def _update(
     server: Server, cohorts: Participation, keys: tuple[Key, Key], hp: PyTree, round: Array, state: PyTree, total: Any
 ) -> tuple[PyTree, Metrics]:
-    """The server's state and the metrics after a round, from the sum of the nodes' results."""
+    """Return the server's state and the round's metrics, given the sum of the nodes' results."""
     packed, contributors, done, tally = total
     upload, ctx = packed.unpack(), server_context(cohorts, round)
     reduced = Reduced(upload.total, upload.weight, contributors)
@@ -285,7 +289,7 @@ def _update(
 
 
 def _upload(algorithm: Algorithm, slots: int, key: Key, hp: PyTree, data: Federation, message: Message) -> PyTree:
-    """Result of the first client's first round, for its shapes."""
+    """Run the first client's first round; the hub uses only the shapes of this result."""
     client, zero = algorithm.clients[0], jnp.int32(0)
     own = init_client(client, key, key, hp, zero, message), Counts.row()
     shared, given = ((key, key), zero, hp, RELIABLE.rates, message.shared), (data.splits.client(0), zero, None, None)
@@ -295,26 +299,26 @@ def _upload(algorithm: Algorithm, slots: int, key: Key, hp: PyTree, data: Federa
 def _score(
     algorithm: Algorithm, client: Client, task: Task, today: Today, own: PyTree, data: Splits, test: ClientData, id: Any
 ) -> tuple[PyTree, Mapping[str, Metrics]]:
-    """One client's personalised model and its scores."""
+    """Return one client's personalised model, and the scores of its models."""
     personal = personalize_client(None, client, today, id, None, own, data)
     return personal.after, score_client(algorithm, client, task, today, personal, test)
 
 
 def _secret() -> Key:
-    """Key of the operating system's random numbers."""
+    """Draw a random key from the operating system."""
     shape = jax.random.key_data(jax.random.key(0)).shape
     drawn = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
     return jax.random.wrap_key_data(jnp.asarray(drawn))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to an archive; after a kill, the file is the former one or the new one."""
+    """Write arrays to an .npz file atomically: a killed process leaves the earlier or the new file, never a part."""
     with files.whole(path, "wb") as file:
         np.savez(file, **arrays)
 
 
 def _checked(agreement: Agreement, data: Federation) -> Federation:
-    """A node's examples, with scaled inputs.
+    """Check a node's examples against the agreement, and scale their inputs.
 
     Raises:
       JaxpflError: as in `Node`.

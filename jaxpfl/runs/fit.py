@@ -1,4 +1,4 @@
-"""``fit``: train a method on stacked data from Python and score it, in one call, with or without a run folder."""
+"""`fit`: train and score a method from Python in one call, with or without a run folder."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _fit_in_folder(
     callbacks: Sequence[Callable[[Evaluated], None]],
     folder: Path,
 ) -> Fit:
-    """Save the federation in a run folder, and run there what ``jaxpfl run --data federation:...`` runs."""
+    """Save the federation in a run folder, and run the method in this folder as ``jaxpfl run`` does."""
     from jaxpfl import algorithms
     from jaxpfl.data import Source, save_federation
     from jaxpfl.runs import run_folder
@@ -143,7 +143,7 @@ def _fit_in_folder(
     from jaxpfl.runs.setup import prepare
 
     config = _config(settings, spec, federation, folder)
-    algorithms.names_of([spec.method.source])  # so that the method of a file is known by its name
+    algorithms.names_of([spec.method.source])  # registers a method from a file under its name
     evaluated: list[Evaluated] = []
     last: list[tuple[Simulation, RunState]] = []
 
@@ -156,7 +156,7 @@ def _fit_in_folder(
     with run_folder.lock(folder):
         run_folder.check_place(folder, "config.json", "run", run_folder.RUN_PARTS, resume=False, force=False)
         try:
-            shutil.rmtree(folder / run_folder.FEDERATION, ignore_errors=True)  # of a process that was killed here
+            shutil.rmtree(folder / run_folder.FEDERATION, ignore_errors=True)  # left by a process that was killed
             source = None
             if spec.num_classes is not None:
                 y = federation.train.examples.y
@@ -187,7 +187,7 @@ class _Silent:
 
 
 def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, folder: Path) -> RunConfig:
-    """Return the config that gives the run in another process.
+    """Return the config with which ``jaxpfl run`` repeats the run.
 
     Raises:
       JaxpflError: if a setting is neither text nor a number.

@@ -1,7 +1,8 @@
-"""Copies of the user's files in the folders of runs and sweeps, with which results can be continued and exported.
+"""Copies of the user's files in run and sweep folders, so that results can be continued and exported later.
 
-The folder ``code/`` holds the files that the settings name as ``FILE.py:NAME``, the modules beside them that they
-import, and checksums. ``config.json`` and ``sweep.json`` map the names of own methods to their references.
+The subfolder ``code/`` contains the files that the settings name as ``FILE.py:NAME``, the modules that these files
+import from their own folders, and checksums. In ``config.json`` and ``sweep.json``, the entry ``code`` maps the name of
+each of the user's methods to its reference ``FILE.py:NAME``.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="RunConfig")
 CODE = "code"
-"""Name of the folder in a run folder or sweep folder."""
+"""Name of the subfolder with the copies."""
 
 
 def sources_of(methods: Iterable[str]) -> dict[str, str]:
-    """Return the references of the methods that are from the user's files, without the files' folders, by name."""
+    """Return the reference of each method from a file of the user, by method name, with the bare file name."""
     found = {name: algorithms.get(name).source for name in methods}
     return {name: own_code.moved(source) for name, source in found.items() if source}
 
 
 def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of all files of the user that a run or sweep needs, by path in the folder ``code``.
+    """Return the contents of all files of the user that a run or sweep needs, by path relative to ``code/``.
 
     Raises:
       JaxpflError: if two different files have the same name.
@@ -46,7 +47,7 @@ def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
 
 
 def write(folder: Path, texts: Mapping[str, bytes]) -> None:
-    """Write the files into a run folder or sweep folder, in addition to the files that it holds."""
+    """Write copies of files into a run or sweep folder, and keep the copies already there."""
     for name, text in texts.items():
         (folder / CODE / name).parent.mkdir(parents=True, exist_ok=True)
         with files.whole(folder / CODE / name, "wb") as file:
@@ -56,28 +57,28 @@ def write(folder: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
-    """Return a remark about each file whose stored copy in a run folder or sweep folder differs from the file."""
+    """Return a remark about each file that differs from its copy in a run or sweep folder."""
     copies = {folder / CODE / name: text for name, text in texts.items()}
     changed = [copy for copy, text in copies.items() if copy.is_file() and files.contents(copy) != text]
     return [f"{copy.name} has changed (restore it from {copy}, or start anew)" for copy in changed]
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with references to the copies in a folder ``code``; by default, with bare names of files."""
+    """Return the config with its references pointing to the copies in ``folder``; by default, with bare file names."""
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
     return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 
 
 def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str]) -> list[str]:
-    """Return the methods, those of the user's files as references to the copies, which are about to be run.
+    """Return the methods' names, with a reference to its copy in place of each method from a file of the user.
 
     Args:
-      folder: folder ``code`` with the copies.
+      folder: subfolder ``code/`` with the copies.
       methods: names of the methods.
       sources: entry ``code`` of ``config.json`` or ``sweep.json``.
 
     Raises:
-      JaxpflError: if a copy was changed, or if the entry is not a mapping of names to references.
+      JaxpflError: if a copy was changed, or if ``sources`` is not a mapping from names to references.
     """
     files.check_checksums(folder)
     warn(f"{folder}, the code of whoever made these results, is run")

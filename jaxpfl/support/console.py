@@ -23,7 +23,7 @@ from jaxpfl.support.errors import JaxpflError, printable, writing
 from jaxpfl.support.files import opened
 from jaxpfl.support.output_paths import partial
 
-# The categorical colours of all plots, in a tested order; a method has the same colour in every plot of a run.
+# The colours of categories in all plots, in a tested order. A method has the same colour in every plot of a run.
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
 INK, GRID = "#333333", "#e6e6e6"
 
@@ -48,7 +48,7 @@ def shades(count: int) -> list[str]:
 
 
 def columns() -> int:
-    """Return the width of the terminal in columns, or the value of COLUMNS; at least 20."""
+    """Return the terminal's width in columns, or the value of the environment variable COLUMNS; at least 20."""
     return max(20, shutil.get_terminal_size().columns)
 
 
@@ -59,7 +59,7 @@ def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format seconds with at most one decimal; a time that was not measured is a dash."""
+    """Format seconds with at most one decimal; a time that was not measured becomes a dash."""
     return "-" if seconds is None else f"{seconds:.{1 if seconds < 9.95 else 0}f}"
 
 
@@ -88,14 +88,14 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def unmarked(text: str) -> str:
-    """Escape a user's text for rich: control characters and markup in brackets are shown literally."""
+    """Escape a user's text for rich, so that control characters and markup in brackets are shown literally."""
     from rich.markup import escape
 
     return escape(printable(text, 300))
 
 
 def literal(text: str) -> str:
-    """Escape a user's text for a plot: control characters and formulas between dollars are shown literally."""
+    """Escape a user's text for a plot, so that control characters and formulas between dollars are shown literally."""
     return printable(text, 300).replace("$", r"\$")
 
 
@@ -112,10 +112,10 @@ def plain(axes: Any) -> None:
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Write ``folder/name.png`` as in `save_png`, but create only the last folder of the path.
+    """Write ``folder/name.png`` with `save_png`, after creating ``folder`` but none of its parents.
 
-    If a results folder is removed while results are written, a new folder with only the remaining files must not
-    appear.
+    Parents are not created because a results folder that is removed during a run must not reappear with only the last
+    files.
     """
     path = folder / f"{name}.png"
     with writing(path):
@@ -138,7 +138,7 @@ def signed(command: str) -> Iterator[None]:
 
 
 def signature(path: Path) -> str | None:
-    """Return the command that drew a picture, or None for a picture without a command and for other files."""
+    """Return the command recorded in a picture; None if there is none or if the file is not a picture."""
     try:
         with opened(path) as file:
             head = file.read(4096)  # text chunks come before the pixels
@@ -149,13 +149,14 @@ def signature(path: Path) -> str | None:
 
 
 def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path], bool] | None = None) -> None:
-    """Check that a file can be written: it does not exist, or an earlier call of the same command wrote it.
+    """Check that a file may be written: it must not exist, unless an earlier call of the same command wrote it.
 
     Args:
       path: file to write, or None for no file.
       flag: flag that names the file.
-      command: command as typed.
-      ours: predicate for files that the command wrote; by default, pictures with its signature.
+      command: command as the user typed it.
+      ours: predicate that is true for a file that the command wrote; by default, for a picture with the command's
+      signature.
 
     Raises:
       JaxpflError: if the path is a folder, or a file that something else wrote.
@@ -188,14 +189,14 @@ def _write(figure: Any, path: Path) -> Path:
 
 
 class Console(RichConsole):
-    """Rich's console, whose output is as wide as its tables if the stream is not a terminal and COLUMNS is unset.
+    """Rich's console, except that tables keep their full width if the stream is not a terminal and COLUMNS is unset.
 
-    In a notebook, output is plain text too: rich's HTML would make each line a separate output, and a live progress
+    In a notebook, output is plain text, because rich's HTML would make each line a separate output and a live progress
     display would cause a warning.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        notebook = RichConsole().is_jupyter  # a notebook's streams claim to be terminals
+        notebook = RichConsole().is_jupyter  # a notebook's streams report that they are terminals
         super().__init__(stderr=stderr, quiet=quiet, force_jupyter=False, force_terminal=False if notebook else None)
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
@@ -206,12 +207,12 @@ class Console(RichConsole):
 
 
 class Table(RichTable):
-    """Rich's table, except that each row becomes a paragraph with one line per column if the columns do not fit."""
+    """Rich's table, except that each row becomes a paragraph with one line per column if the terminal is too narrow."""
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         wide = options.update(width=10_000, max_width=10_000)
         for column in self.columns:
-            if column.no_wrap:  # such columns may have cells with spaces, such as 97.9 ±0.2
+            if column.no_wrap:  # a cell of such a column may contain spaces, for example 97.9 ±0.2
                 parts = (column.header, *column.cells)
                 column.min_width = max(Measurement.get(console, wide, part).maximum for part in parts)
         least = Measurement.get(console, wide, self).minimum
@@ -235,8 +236,8 @@ class Table(RichTable):
 
 
 def settle() -> None:
-    """Let the standard streams replace characters that they cannot encode, in place of an error."""
+    """Make the standard streams replace characters that they cannot encode, instead of raising an error."""
     streams: Any = sys.stdout, sys.stderr
     for stream in streams:
-        if hasattr(stream, "reconfigure"):  # tests and notebooks replace the streams by others
+        if hasattr(stream, "reconfigure"):  # missing in the streams of tests and notebooks
             stream.reconfigure(errors="replace")

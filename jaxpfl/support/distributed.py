@@ -1,4 +1,4 @@
-"""Start of a run with several processes, on one host or many, by JAX's own runtime.
+"""Start of a run with several processes, on one or many hosts, with JAX's distributed runtime.
 
 Each process calls `start` before any other use of JAX. The devices of all processes then form one mesh, over which
 clients are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
@@ -27,14 +27,14 @@ from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown
 
 HEARTBEAT_SECONDS = 30
-"""Seconds without a heartbeat after which a process counts as lost. If a process ends, its connections close, and the
-loss is noticed at once."""
+"""Seconds without a heartbeat after which a process counts as lost. A process that ends is noticed at once, because its
+connections close."""
 START_SECONDS = 300
 """Number of seconds within which the processes must find each other."""
 WAIT_SAID_SECONDS = 5
-"""Number of seconds of waiting for the other processes after which the user is notified."""
+"""Number of seconds to wait for the other processes before the user is notified."""
 AUTOMATIC = "auto"
-"""Address that selects the address announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
+"""Value of ``address`` that selects the address announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LEAST_TOKEN = 16
@@ -44,7 +44,7 @@ _LOST = ("gloo", "nccl", "connection reset", "connection closed", "socket closed
 
 
 class _Peer(NamedTuple):
-    """A process of this run: the name of its host, and its process id there."""
+    """A process of this run, identified by the name of its host and its process id on this host."""
 
     host: str
     pid: int
@@ -94,8 +94,8 @@ def start(
         within a few seconds.
 
     Raises:
-      JaxpflError: if arguments are inconsistent, a port is in use, the other processes do not join, or JAX is already
-        running.
+      JaxpflError: if arguments are inconsistent, the port is in use, the other processes do not join, or JAX is already
+      running.
     """
     from jax._src import xla_bridge
 
@@ -118,7 +118,8 @@ def start(
     except (RuntimeError, ValueError) as error:
         _abandon()
         raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
-    # By default, Gloo listens at the address of the host's name; a run on the loopback must listen only there.
+    # By default, Gloo listens at the address of the host's name, but a run on the loopback must listen on the loopback
+    # only.
     place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
     with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
         _meet(processes, token)
@@ -133,7 +134,7 @@ def loss_of(error: BaseException) -> LostProcessError | None:
 
 
 def has_started() -> bool:
-    """Return True after the first `start`; JAX may then wait for the other processes when this process ends."""
+    """Return True after the first `start`, when JAX may wait for other processes at the end of this one."""
     return _begun
 
 
@@ -144,7 +145,7 @@ def on_this_host() -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once, because JAX would wait for other processes that may never answer."""
+    """End this process at once: a normal exit would wait for other processes that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -229,7 +230,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _bind_address(address: str, timeout: int) -> str:
-    """Return the numeric address at which process 0 listens; JAX would crash if it could not listen there.
+    """Return process 0's numeric address, at which it can listen; otherwise JAX would crash.
 
     Raises:
       JaxpflError: if the port is in use, or the address does not belong to this host.
@@ -243,7 +244,7 @@ def _bind_address(address: str, timeout: int) -> str:
     for family, place in places:
         try:
             with socket.socket(family) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # accept a port that was just closed
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
                 tried.bind(place)
             return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
         except OSError as error:
@@ -271,9 +272,9 @@ def _reason(error: Exception, address: str | None, timeout: int) -> str:
 
 
 def _abandon() -> None:
-    """Make JAX forget a start that failed.
+    """Reset JAX's distributed runtime after a start that failed.
 
-    Otherwise JAX would wait for the other processes when this process ends, and log errors.
+    Without the reset, JAX would wait for the other processes when this process ends, and log errors.
     """
     from jax._src.distributed import global_state as state
 
@@ -284,7 +285,7 @@ def _abandon() -> None:
 
 
 def _meet(number: int | None, token: str) -> None:
-    """Exchange each process's host and pid, and check that all expect the same number of processes.
+    """Exchange all hosts and pids, and check that all processes were started with the same process count.
 
     This first exchange also opens the connections of collectives.
     """
@@ -346,10 +347,11 @@ def _end_terminated() -> None:
 
 @contextmanager
 def _loss_reported() -> Iterator[None]:
-    """Make the runtime's client that starts in the block report a lost process in one line.
+    """Make a runtime client that starts in the block report a lost process in one line.
 
-    Without our callback, the client aborts with a C++ trace. With our callback, the client passes a status that this
-    version of the bindings cannot convert, and therefore terminates. The terminate handler is therefore replaced too.
+    Without our callback, the client aborts with a C++ trace. With our callback, the client terminates the process
+    because it passes a status that this version of the bindings cannot convert. The terminate handler is therefore
+    replaced too.
     """
     with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
         try:

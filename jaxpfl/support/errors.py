@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_LISTED = 150  # longest list of names in a message, in characters; a longer list is cut to the nearest names
+_LISTED = 150  # characters of a list of names in a message; a longer list is cut to the nearest names
 _FEW = 5
 
 
@@ -20,7 +20,7 @@ class JaxpflError(Exception):
 
 
 class UnwritableError(JaxpflError):
-    """A file that cannot be written, for example on a full disk. The message has its name and the system's reason."""
+    """A file that cannot be written, for example on a full disk. The message has the name and the system's reason."""
 
 
 class OutOfMemoryError(JaxpflError):
@@ -31,7 +31,7 @@ _EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out, in Python, in XLA, or for the stack of a new thread."""
+    """Return True if an error means that memory ran out: in Python, in XLA, or for the stack of a new thread."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return True
     # jax raises its own subclass of RuntimeError, and threading raises a plain RuntimeError.
@@ -40,10 +40,10 @@ def is_exhausted(error: BaseException) -> bool:
 
 @contextmanager
 def writing(path: object) -> Iterator[None]:
-    """Convert errors that writing in the block raises to an error that names the file or folder.
+    """Convert each OSError of the block to an `UnwritableError` that names the file or folder.
 
     Raises:
-      UnwritableError: for any OSError in the block, with its reason.
+      UnwritableError: if the block raises an OSError; the message has the system's reason.
     """
     try:
         yield
@@ -53,10 +53,10 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Convert errors in the block to an error that names the file with the unexpected structure.
+    """Convert errors that an unexpected structure of a file causes in the block to an error that names the file.
 
     Raises:
-      JaxpflError: instead of the errors that Python raises for a missing name or a value of the wrong type.
+      JaxpflError: if the block raises Python's error for a missing name or a value of the wrong type.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def warn(message: str, *, strict: bool = False) -> None:
     """Issue a `JaxpflWarning` that points at the user's line, or raise it as an error if ``strict``.
 
     Raises:
-      JaxpflError: with the message, if ``strict``.
+      JaxpflError: if ``strict``, with the same message.
     """
     if strict:
         raise JaxpflError(message)
@@ -138,7 +138,7 @@ def missing_extra(what: str, package: str, extra: str) -> JaxpflError:
 
 
 def listed(names: Iterable[str], name: str) -> str:
-    """List known names for a one-line message: all names if the list is short, otherwise the nearest ones to ``name``.
+    """List known names for a one-line message: all if the list is short, otherwise the most similar to ``name``.
 
     Examples:
       >>> listed((f"setting-{i}" for i in range(100)), "setting-42")

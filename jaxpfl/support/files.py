@@ -49,7 +49,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that gets its name only if the block ends without an error.
+    """Open a temporary file, which is renamed to ``path`` if the block ends without an error.
 
     Raises:
       UnwritableError: if the file cannot be written, for example on a full disk.
@@ -70,7 +70,7 @@ def opened(path: Path) -> io.BufferedReader:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a regular file to append to it, but not a link: in a foreign folder, a link may lead outside the folder."""
+    """Open a regular file to append to it; a link is refused, because it may lead outside the folder."""
     return _regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
@@ -84,11 +84,11 @@ def _regular(path: str, flags: int) -> int:
 
 
 def contents(path: Path, memory: int = 1) -> bytes:
-    """Read a file's bytes, if there is enough memory for the objects made from them.
+    """Read a file's bytes, after checking that memory suffices for the objects that will be made from them.
 
     Args:
       path: regular file to read.
-      memory: bytes of memory needed per byte of the file.
+      memory: bytes of memory that these objects need per byte of the file.
 
     Raises:
       JaxpflError: if the file cannot be read or does not fit in memory.
@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, given its name, which was read from the folder and may be malicious.
+    """Return the path of a file in a folder, given a name that was read from the folder's files and may be malicious.
 
     Raises:
       JaxpflError: if the name leads out of the folder, directly or by a link.
@@ -203,7 +203,7 @@ class Records:
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Read all complete lines; a last line that was cut off when a process was killed is left out.
+        """Read all complete records; an incomplete last line, left by a killed process, is skipped.
 
         Raises:
           JaxpflError: if a line is not a valid record.
@@ -225,7 +225,7 @@ class Records:
         return records
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with only the wanted records; of several records for one round, the last one is kept."""
+        """Rewrite the file with the wanted records only; the last of several records for one round is kept."""
         records = {(r["kind"], r["method"], r["round"]): r for r in self.read() if wanted(r)}
         with whole(self.path) as file:
             file.writelines(json.dumps(record) + "\n" for record in records.values())
@@ -252,7 +252,7 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files in a folder to a file in it."""
+    """Write the checksums of all files in a folder to a file in this folder."""
     (folder / CHECKSUMS).write_bytes(_sums(folder))
 
 
@@ -270,12 +270,12 @@ def check_checksums(folder: Path) -> None:
         raise JaxpflError(f"{folder} has no checksums: its {CHECKSUMS} is missing") from None
     except OSError as error:
         raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
-    if found != written:  # compared byte by byte, so that any edit of the checksum file itself is an error
+    if found != written:  # compared byte by byte, so that an edit of the checksum file is an error too
         raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {CHECKSUMS}")
 
 
 def check_checksum(folder: Path, name: str) -> None:
-    """Verify one file in a folder, as `check_checksums` verifies all.
+    """Verify one file in a folder against its checksum.
 
     Raises:
       JaxpflError: if the file is missing, cannot be read, or does not fit its checksum.
@@ -331,7 +331,7 @@ def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
 
     Args:
       path: file to read.
-      remedy: advice for the message if the file is lost.
+      remedy: advice in the error message for a file that is missing or damaged.
 
     Raises:
       JaxpflError: if the file cannot be read, or its content does not fit its checksum.
@@ -354,8 +354,8 @@ def _sum(content: Mapping[str, Any]) -> str:
 def write_table(path: Path, table: pandas.DataFrame) -> None:
     """Write a table atomically.
 
-    A column in Parquet has one type. A column that mixes text with numbers or booleans (``cohort`` = 0.1m, 10) is
-    written as text.
+    A column that mixes text with numbers or booleans (``cohort`` = 0.1m, 10) is written to Parquet as text, because a
+    Parquet column has one type.
 
     Raises:
       UnwritableError: if the file cannot be written.

@@ -1,9 +1,9 @@
 """Memory of the host: checks of free memory before large allocations, and arrays in memory-mapped files.
 
-The kernel kills a process that runs out of memory without a message, so a large allocation is checked first. A
-temporary file has no name, so nothing remains after its array or process is gone. The pages of a mapped file do not
-exhaust memory, because the system drops them when it needs room. But mapped pages count as resident memory, so the
-functions in this module process a few examples at a time and then release the pages.
+A large allocation is checked first, because the kernel kills a process that runs out of memory without a message. A
+temporary file has no name, so it disappears with its array or process. The pages of a mapped file cannot exhaust
+memory, because the system drops them when it needs room. They still count as resident memory, so the functions in this
+module process a few examples at a time and then release the pages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 USABLE = 0.9  # usable share of the free memory: allocators round up, and other processes share the machine
 
 _SMALL = 2**20
-"""Bytes below which nothing is checked, because a check reads four files."""
+"""Allocations of fewer bytes are not checked, because each check reads four files."""
 
 
 def free() -> int | None:
-    """Bytes usable under the limits of the machine, the container and the process; None if unknown."""
+    """Return the bytes available under the limits of machine, container and process; None if unknown."""
     known = [amount for amount in (_machine(), _container(), _process()) if amount is not None]
     return int(USABLE * max(0, min(known))) if known else None
 
@@ -41,8 +41,8 @@ def check(need: int, what: str, advice: str) -> None:
 
     Args:
       need: bytes to allocate.
-      what: beginning of the message, which says what needs the memory.
-      advice: end of the message.
+      what: beginning of the error message: the object or step that needs the memory.
+      advice: end of the error message: how to use less memory.
 
     Raises:
       OutOfMemoryError: if not enough memory is free.
@@ -70,7 +70,7 @@ def _machine() -> int | None:
 
 
 def _container() -> int | None:
-    """Bytes left under a container's limit (cgroup v2, then v1), or None without a limit."""
+    """Return the bytes left under a container's limit (cgroup v2, then v1), or None if there is no limit."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         (root / "memory.max", root / "memory.current"),
@@ -84,7 +84,7 @@ def _container() -> int | None:
 
 
 def _process() -> int | None:
-    """Bytes left under ``ulimit -v`` (address space with mapped files) and ``ulimit -d`` (memory only)."""
+    """Return the bytes left under ``ulimit -v`` (includes mapped files) and ``ulimit -d`` (memory only)."""
     try:
         pages = [int(count) for count in Path("/proc/self/statm").read_text().split()]
     except (OSError, ValueError):
@@ -141,15 +141,15 @@ def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
-    """Return an uninitialised array, in a temporary file if ``like`` is in a file, else in memory.
+    """Return an uninitialised array: in a temporary file if ``like`` is in a file, otherwise in memory.
 
     Args:
       shape: shape of the array.
       dtype: dtype of the array.
-      like: array that determines the kind of memory.
+      like: array that determines where the result is stored.
 
     Raises:
-      UnwritableError: if there is no room for the file.
+      UnwritableError: if the disk has no room for the file.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if not size or not is_mapped(like):
@@ -180,7 +180,7 @@ def converted(
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Reserve disk space for a file, so that a full disk raises an error now instead of a signal at a later write."""
+    """Reserve disk space for a file. Without this, a full disk would kill the process by a signal at a later write."""
     if hasattr(os, "posix_fallocate"):  # macOS has no such call
         os.posix_fallocate(file.fileno(), 0, size)
 
@@ -206,12 +206,12 @@ def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
-    """Copy runs of consecutive examples from inputs [N, ...], one run after the other, and read nothing else.
+    """Copy runs of consecutive examples from inputs [N, ...] to ``out``, one run after the other.
 
     Args:
       x: inputs to copy from.
-      start, size: [k], first index and length of each run.
-      out: [n, ...] destination, at least as long as all runs together.
+      start, size: first index and length of each run, [k].
+      out: destination [n, ...], at least as long as all runs together.
     """
     starts, ends = (np.asarray(a, np.int64)[size > 0] for a in (start, start + size))
     apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # split only where runs are not adjacent
@@ -245,7 +245,7 @@ def check_room(what: object, need: int, folder: Path | None = None) -> None:
 
 
 class Growing:
-    """An array [N, ...] to which rows are appended, in memory or in a temporary file; N need not be known."""
+    """An array [N, ...], in memory or in a temporary file, that grows by appended rows."""
 
     def __init__(self, in_file: bool) -> None:
         self._in_file = in_file
@@ -257,7 +257,7 @@ class Growing:
         return self._rows
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows [k, ...], which must have the same shape and dtype each time.
+        """Append rows [k, ...]; all calls must use the same row shape and dtype.
 
         Raises:
           UnwritableError: if the file cannot be written, for example on a full disk.
@@ -272,7 +272,7 @@ class Growing:
             self._file.write(np.ascontiguousarray(rows).data)
 
     def whole(self) -> np.ndarray:
-        """Return the finished array; something must have been appended, and nothing can be appended afterwards."""
+        """Return the finished array. `append` must have been called before, and cannot be called afterwards."""
         shape, dtype = (self._rows, *self._parts[0].shape[1:]), self._parts[0].dtype
         if self._file is None or not math.prod(shape):
             return np.concatenate(self._parts)

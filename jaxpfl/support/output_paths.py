@@ -1,4 +1,4 @@
-"""Output paths: checks before the work starts, and atomic writes by a temporary file beside the target."""
+"""Output paths: checks before a command starts its work, and atomic writes by a temporary file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def partial(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder, which is renamed to ``path`` if the block ends without an error.
 
     Raises:
-      FileNotFoundError: if the parent folder was moved, removed or replaced during the block, because another folder of
-        the same name would lack the files written before.
+      FileNotFoundError: if the parent folder was moved, removed or replaced during the block. A new folder of the same
+      name would lack the files written earlier.
     """
     with _same(path.parent) as check, scratch(path) as place:
         yield place
@@ -64,7 +64,7 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
-    """Remove files that a library's threads still write into the hidden path after the library has failed.
+    """Remove files that threads of a library still write into the temporary path after the library's call has failed.
 
     The threads recreate missing folders, so one removal is not enough.
 
@@ -83,7 +83,7 @@ def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
 
 
 def discard() -> None:
-    """Remove all unfinished files and folders, for a process that is about to exit at once."""
+    """Remove the temporary files and folders of all unfinished blocks, before the process exits at once."""
     for place in tuple(_UNFINISHED):
         _remove(place)
 
@@ -116,8 +116,8 @@ class Place:
 
     Attributes:
       metavar: name of the path in ``--help``.
-      trouble: function ``path -> text`` that returns the reason why the path is unsuitable, or None if the path is
-        suitable.
+      trouble: function ``path -> str | None`` that returns the reason why a path is unsuitable, or None if it is
+      suitable.
     """
 
     metavar: str
@@ -127,7 +127,7 @@ class Place:
 def _file(path: Path) -> str | None:
     if path.is_dir() or not path.name:
         return "a file to write, got a folder"
-    if path.exists() and not path.is_file():  # for example a device, which the rename would replace
+    if path.exists() and not path.is_file():  # for example a device: the rename would replace it
         return "a file to write, got something else"
     return _parents(path)
 
@@ -148,6 +148,6 @@ def _parents(path: Path) -> str | None:
 
 
 NEW_FILE = Place("FILE", _file)
-"""A file to be written, replacing an existing one."""
+"""Requirement on a file that is written or replaced."""
 NEW_FOLDER = Place("FOLDER", _folder)
-"""A folder, created if missing."""
+"""Requirement on a folder that is created if it is missing."""

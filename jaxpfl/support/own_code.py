@@ -1,7 +1,8 @@
 """Python files of the user, named in settings as ``FILE.py:NAME``.
 
-A file is run once for each command or fit, even if it is edited meanwhile. It can import modules beside it, and what it
-prints goes to standard error. Its text and the texts of these modules are kept, as run folders hold copies of them.
+A file is run once for each command or fit, even if it is edited meanwhile. It can import modules from its own folder,
+and its output goes to standard error. The texts of the file and of these modules are kept in memory, because run
+folders contain copies of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class OwnFile(NamedTuple):
 
     Attributes:
       module: module with the file's names.
-      texts: contents of the file and of the modules beside it that it imported, by their paths relative to its folder.
+      texts: contents of the file and of the modules that it imported from its folder, by path relative to this folder.
     """
 
     module: types.ModuleType
@@ -39,19 +40,19 @@ _files: dict[Path, OwnFile] = {}
 
 
 def is_reference(text: object) -> bool:
-    """Return whether a setting's value names an object in a file, as ``FILE.py:NAME``."""
+    """Return True if a setting's value names an object in a file, as ``FILE.py:NAME``."""
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
 def split(reference: str) -> tuple[Path, str]:
-    """Split a reference into the file and the name; the name is empty if it is missing."""
+    """Split a reference into the file and the name; without a name, the second value is ""."""
     found = _REFERENCE.fullmatch(reference)
     assert found is not None
     return Path(found[1]).expanduser(), found[2] or ""
 
 
 def moved(reference: str, folder: Path = Path()) -> str:
-    """Return the reference to the file of the same name in another folder; by default, with the bare file name."""
+    """Return the reference with the file's folder replaced; by default, with no folder."""
     path, name = split(reference)
     return f"{folder / path.name}:{name}"
 
@@ -65,8 +66,8 @@ def load(reference: str, fits: Callable[[Any], bool], what: str) -> Any:
       what: word for an object of this kind, in error messages.
 
     Raises:
-      JaxpflError: if the file is missing or fails, or if the object is missing or of another kind; the message lists
-        the file's objects of this kind.
+      JaxpflError: if the file is missing or raises an error, or if the object is missing or of another kind; the
+      message lists the file's objects of the wanted kind.
     """
     path, name = split(reference)
     module = load_file(path).module
@@ -81,7 +82,7 @@ def load(reference: str, fits: Callable[[Any], bool], what: str) -> Any:
 
 
 def refresh() -> None:
-    """Forget the files that have changed since they were run, or whose imported modules have."""
+    """Forget each file that has changed since it was run, or that imported a module which has changed."""
     for path, file in list(_files.items()):
         places = {path.parent / name: text for name, text in file.texts.items()}
         if not all(place.is_file() and files.contents(place) == text for place, text in places.items()):
@@ -89,10 +90,10 @@ def refresh() -> None:
 
 
 def load_file(path: Path) -> OwnFile:
-    """Run a file, unless it was run before (`refresh`).
+    """Run a file, unless it was run before and not forgotten by `refresh`.
 
     Raises:
-      JaxpflError: if the file cannot be read or fails; the message names the line.
+      JaxpflError: if the file cannot be read or raises an error; the message names the line.
     """
     whole = path.resolve()
     if whole in _files:
@@ -100,7 +101,7 @@ def load_file(path: Path) -> OwnFile:
     text, folder, before = files.contents(path), str(whole.parent), {*sys.modules}
     module = types.ModuleType(f"own_code_{whole.stem}_{zlib.crc32(str(whole).encode()):08x}")
     module.__file__ = str(whole)
-    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    sys.modules[module.__name__] = module  # the dataclass decorator looks up the class's module here
     sys.path.insert(0, folder)
     cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     importlib.invalidate_caches()
@@ -115,7 +116,7 @@ def load_file(path: Path) -> OwnFile:
         sys.dont_write_bytecode = cached
         sys.path.remove(folder)
         beside = _beside(whole.parent, before)
-        for name in beside:  # so that a file of another folder imports its own module of this name
+        for name in beside:  # so that a file in another folder can import a different module with the same name
             del sys.modules[name]
     texts = {one.relative_to(folder).as_posix(): files.contents(one) for one in beside.values()}
     _files[whole] = OwnFile(module, {whole.name: text, **texts})
@@ -123,8 +124,8 @@ def load_file(path: Path) -> OwnFile:
 
 
 def _beside(folder: Path, before: set[str]) -> dict[str, Path]:
-    """Return the newly imported modules of a folder and of its packages, and their files."""
+    """Return the files of the modules that were newly imported from a folder, by module name."""
     paths = {name: Path(vars(sys.modules[name]).get("__file__") or "") for name in sys.modules.keys() - before}
     inside = {name: path.relative_to(folder).parts for name, path in paths.items() if path.is_relative_to(folder)}
-    # An environment inside the folder is not part of it.
+    # A virtual environment inside the folder is not the user's code.
     return {n: paths[n] for n, parts in inside.items() if parts[0].removesuffix(".py") == n.partition(".")[0]}

@@ -1,9 +1,9 @@
 """Processes that share one run: their number, exchanges of values, and arrays that are sharded over them.
 
-After `distributed.start`, every process runs the same program with the same settings, and each device holds its own
-clients. Anything that only one process decides or reads (a file, the time, a random seed, the free memory) must reach
-the other processes before it affects the run. `on_first`, `exchange` and `agree` serve this purpose. With a single
-process they are plain calls, and no function of this module starts JAX.
+After `distributed.start`, every process runs the same program with the same settings, and each device stores the data
+and states of a part of the clients. A value that only one process decides or reads (a file, the time, a random seed,
+the free memory) must reach the other processes before it affects the run: by `on_first`, `exchange` or `agree`. In a
+run with a single process, these functions only call their argument or return it, without starting JAX.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jaxpfl.support.errors import JaxpflError, expecting, shown
 
 T = TypeVar("T")
 _SHORT = 2048
-"""Largest message in bytes that needs only one exchange; a longer message needs two."""
+"""Largest number of bytes in a message that needs only one exchange; a longer message needs two."""
 _BLOCK_BYTES = 2**26
-"""Largest number of bytes in an array block that is exchanged at once, and in a message."""
+"""Largest number of bytes in a message, and in a block of an array that is exchanged at once."""
 _CODE_BYTES = 32
 
 _key = b""
@@ -40,7 +40,7 @@ class AgreedError(JaxpflError):
 
 
 class _Refused(NamedTuple):
-    """An error sent instead of a value; ``alone`` is true if only one process computed the value."""
+    """An error sent instead of a value; ``alone`` is true if only the sending process tried to compute the value."""
 
     said: str
     alone: bool
@@ -67,9 +67,9 @@ def is_first() -> bool:
 
 
 def secure(token: str) -> None:
-    """Set the key that authenticates this run's messages; only processes with the same token can compute a valid code.
+    """Set the key that authenticates this run's messages, so that a sender must have the same token.
 
-    The key is new in each run, so messages of earlier runs fail the check.
+    Each run has a new key, so messages from earlier runs are refused.
     """
     global _key, _messages
     nonces = multihost_utils.process_allgather(np.frombuffer(os.urandom(_CODE_BYTES), np.uint8))
@@ -97,10 +97,11 @@ def exchange(value: T) -> list[T]:
 
 
 def on_first(do: Callable[[], T]) -> T:
-    """Call ``do`` in the first process; every process returns the result, or raises the error, of this call.
+    """Call ``do`` in the first process only, and return its result (or raise its error) in every process.
 
     Raises:
-      AgreedError: with the message of a `JaxpflError` or of the system's error, in the other processes.
+      AgreedError: in the other processes, if ``do`` raises a `JaxpflError` or an error of the operating system; with
+      the same message.
     """
     if not several():
         return do()
@@ -111,7 +112,7 @@ def together(do: Callable[[], T]) -> T:
     """Call ``do`` in every process, and return only if none of them fails.
 
     Raises:
-      AgreedError: with the first error of any process.
+      AgreedError: if ``do`` fails in any process; with the message of the first process that failed.
     """
     held: list[T] = []
     _exchange_result(lambda: held.append(do()))
@@ -159,7 +160,7 @@ def fetch_to_first(tree: Any) -> Any:
 
 
 def put(value: Any, layout: Sharding) -> jax.Array:
-    """Place an array on the devices, from whole copies in all processes or from another layout."""
+    """Place an array on the devices with a given sharding."""
     if isinstance(value, jax.Array):
         if value.sharding.is_equivalent_to(layout, value.ndim):
             return value
@@ -187,12 +188,12 @@ def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
 
 
 def _exchange_result(do: Callable[[], T], *, alone: bool = False) -> list[T]:
-    """Exchange the results of ``do``; ``alone`` is true if the other processes only receive."""
+    """Exchange the results of ``do``; ``alone`` is true if no other process calls ``do``."""
     try:
         value = do()
-    except AgreedError:  # the other processes have the same error
+    except AgreedError:  # the other processes raise the same error themselves
         raise
-    except Exception as error:  # anything but a `JaxpflError` is a defect, so its type is shown
+    except Exception as error:  # any error except a `JaxpflError` is a defect, so the message shows its type
         kind = "" if isinstance(error, JaxpflError) or not str(error) else f"{type(error).__name__}: "
         with suppress(AgreedError):
             exchange(_Refused(f"{kind}{error}" or type(error).__name__, alone))
@@ -209,12 +210,12 @@ def _all(value: Any) -> list[Any]:
     if (longest := max(lengths)) > _BLOCK_BYTES:
         raise JaxpflError(f"a message between processes has {longest} bytes, but at most {_BLOCK_BYTES} are allowed")
     if longest > _SHORT:
-        rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # powers of two: few sizes to compile
+        rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # a power of two: few sizes to compile
     return [_parsed(number, row[:length]) for number, (row, length) in enumerate(zip(rows, lengths, strict=True))]
 
 
 def _gathered(own: bytes) -> list[bytes]:
-    """Gather the same number of bytes from every process, and check their codes before the content is used."""
+    """Gather the same number of bytes from every process, and check the authentication code of each message."""
     global _messages
     _messages += 1
     sent = np.frombuffer(own + _code(index(), own), np.uint8)
@@ -267,7 +268,7 @@ def _fetched_to_first(value: Any) -> np.ndarray | None:
 
 
 def _dealt(given: np.ndarray | None, shape: Any, layout: Sharding) -> jax.Array:
-    """Send one array of the first process block by block; each process keeps the rows for its own devices."""
+    """Send one array from the first process block by block; each process keeps only the rows for its own devices."""
 
     def sent(block: tuple[slice, ...], size: tuple[int, ...]) -> np.ndarray:
         part = np.zeros(size, shape.dtype) if given is None else np.ascontiguousarray(given[block])
@@ -303,7 +304,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _is_spread(value: Any) -> bool:
-    """Return True if this process holds only a part of an array."""
+    """Return True if this process's devices store only a part of an array."""
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the process stops once, with one line and the matching exit status.
+"""Handling of Ctrl-C and SIGTERM: the process stops with one line of output and the signal's exit status.
 
-By default, Python raises KeyboardInterrupt wherever the main thread happens to be. An import may swallow the exception,
+By default, Python raises KeyboardInterrupt at any point of the main thread. An import may swallow the exception,
 a callback may print it and continue, and a second Ctrl-C may interrupt the clean-up after the first. While XLA
 compiles, no exception is raised at all. The command line therefore calls `watch` before it imports anything large. From
 then on, a separate thread receives the signals. It ends the process at once, unless a run with rounds to save handles
@@ -22,7 +22,7 @@ from jaxpfl.support import output_paths
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 Taker = Callable[[int], bool]
-"""A function of a signal's number that returns whether it handled the signal."""
+"""Function that receives a signal's number, and returns True if it handled the signal."""
 
 _takers: list[Taker] = []
 _leaving = threading.Event()
@@ -31,7 +31,7 @@ _note: str | Callable[[], str] = ""
 
 
 def watch() -> None:
-    """End this process on any signal that no taker handles, from now on. Call it in the main thread."""
+    """End this process on each later signal that no `offered` function handles. Call in the main thread."""
     global _wakeup
     heard, _wakeup = os.pipe()
     os.set_blocking(_wakeup, False)
@@ -53,9 +53,9 @@ def unwatch() -> None:
 
 
 def finished(status: int) -> None:
-    """Make later signals end a watched process with ``status``, because its work is done and reported.
+    """Make later signals end a watched process with ``status``; for a process whose work is done and reported.
 
-    If a signal is already ending the process, this function never returns, so that the exit status is the signal's.
+    If a signal is already ending the process, this function never returns, so the exit status remains the signal's.
     """
     if _leaving.is_set():
         threading.Event().wait()
@@ -68,7 +68,7 @@ def finished(status: int) -> None:
 
 @contextmanager
 def offered(taker: Taker) -> Iterator[None]:
-    """Offer signals to ``taker`` first while the block runs; if it returns False, they are handled as before."""
+    """While the block runs, call ``taker`` for each signal; a signal is handled as before if that returns False."""
     if _wakeup is not None:
         _takers.append(taker)
         try:
@@ -101,7 +101,7 @@ def offered(taker: Taker) -> Iterator[None]:
 
 @contextmanager
 def noted(note: str | Callable[[], str]) -> Iterator[None]:
-    """Add ``note`` to the line that is printed if a signal ends the process while the block runs.
+    """While the block runs, add ``note`` to the line that is printed when a signal ends the process.
 
     Args:
       note: text, or a function that returns the text; it is called when the process ends, not in the main thread.
@@ -134,11 +134,11 @@ def _arrived(number: int) -> None:
 
 
 def _leave(number: int) -> NoReturn:
-    """End the process from any of its threads, and suppress the output of other threads."""
+    """End the process from any thread, and suppress the output of all other threads."""
     _leaving.set()
     try:
         err = os.dup(2)
-        # Other threads would print errors because the files that they write are removed below.
+        # The files that other threads write are removed below, so these threads would print errors.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for output in (1, 2):
             os.dup2(nowhere, output)

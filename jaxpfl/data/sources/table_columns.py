@@ -1,7 +1,8 @@
 """Features of a table: the columns that become features, and the values that replace missing ones.
 
 A column of numbers is a feature. A column of text becomes a 0/1 feature for each distinct text (level). A column with
-missing values has one more feature, which indicates them. The record of these choices gives the features of new rows.
+missing values has one more feature, which is 1 where the value is missing. `TableColumns` records these choices, so
+that new rows get the same features.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["numeric", "categorical", "date"]
 
 _DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-"""Formats of dates, as in `pandas.to_datetime`; a column has one of them."""
-_MANY_TEXTS = 30  # a column with more texts is reported
+"""Supported date formats, as in `pandas.to_datetime`; all dates of a column must have the same format."""
+_MANY_TEXTS = 30  # a column with more distinct texts causes a warning
 
 _MOST_TEXTS = 1000
 _FREE = 0.5  # a column whose distinct texts exceed this fraction of the rows is not categorical
@@ -37,12 +38,11 @@ class Column(NamedTuple):
 
     Attributes:
       name: name of the column.
-      kind: "numeric" for one feature; "categorical" for a 0/1 feature for each level; or "date" for one feature, the
-        number of days since 1970.
-      levels: distinct texts of a categorical column, in the order of their features.
-      gaps: whether values may be missing; the last feature of the column then indicates missing values.
-      fill: number or level that replaces missing values; None if no value may be missing.
-      date_format: format of a column's dates, as in `pandas.to_datetime`.
+      kind: "numeric" for one feature; "categorical" for a 0/1 feature per level; or "date" for one feature, the number
+      of days since 1970. levels: distinct texts of a categorical column, in the order of their features. gaps: whether
+      values may be missing. If true, the column's last feature is 1 where the value is missing. fill: number or level
+      that replaces missing values; None if ``gaps`` is false. date_format: format of a column's dates, as in
+      `pandas.to_datetime`.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Column(NamedTuple):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Name of each feature."""
+        """Names of the column's features."""
         values = [f"{self.name} = {level}" for level in self.levels] if self.kind == "categorical" else [self.name]
         return (*values, *([f"{self.name} missing"] if self.gaps else []))
 
     @property
     def fill_features(self) -> list[float]:
-        """Features of the value that replaces missing ones, without the indicator."""
+        """Features of a row with a missing value, without the indicator feature."""
         return [float(level == self.fill) for level in self.levels] or [float(self.fill or 0.0)]
 
     def apply(self, table: Table) -> np.ndarray:
@@ -108,9 +108,9 @@ class TableColumns(NamedTuple):
     Attributes:
       columns: columns and their features.
       missing: words that mark a cell without a value, in lower case.
-      per_client: whether a client's missing values are replaced by values of its own training rows.
-      client_fills: values that replace a client's missing values, by client id, in the order of the columns with gaps;
-        known after `fills_of` if ``per_client``.
+      per_client: whether a client's missing values are replaced by a statistic of its own training rows rather than of
+      all clients' training rows. client_fills: for each client id, the values that replace the client's missing values,
+      in the order of the columns with gaps. `fills_of` computes them if ``per_client`` is true.
 
     Examples:
       >>> import pandas
@@ -128,18 +128,18 @@ class TableColumns(NamedTuple):
 
     @property
     def gaps(self) -> list[tuple[Column, slice]]:
-        """The columns with gaps, and the places of their features, of which the last is the indicator."""
+        """Each column with gaps, with the slice of its features; the last feature of the slice is the indicator."""
         ends = np.cumsum([len(column.feature_names) for column in self.columns]).tolist()
         places = [slice(end - len(own.feature_names), end) for own, end in zip(self.columns, ends, strict=True)]
         return [(own, place) for own, place in zip(self.columns, places, strict=True) if own.gaps]
 
     def filled(self, fills: Iterable[float | str]) -> TableColumns:
-        """Return the record with other values for missing ones, in the order of the columns with gaps."""
+        """Return a copy with new replacements of missing values, given in the order of the columns with gaps."""
         rest = iter(fills)
         return self._replace(columns=tuple(own._replace(fill=next(rest)) if own.gaps else own for own in self.columns))
 
     def of_client(self, client_id: int | None) -> TableColumns:
-        """Return the record with a client's own values for missing ones, if it has its own values."""
+        """Return a copy with the client's replacements of missing values, if ``client_fills`` has any."""
         own = None if client_id is None else (self.client_fills or {}).get(client_id)
         return self if own is None else self.filled(own)
 
@@ -150,14 +150,14 @@ class TableColumns(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The columns in words, for display."""
+        """Description of the columns for display."""
         texts = [
             {"categorical": f" ({len(own.levels)} texts)", "date": " (days)"}.get(own.kind, "") for own in self.columns
         ]
         return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
 
     def apply(self, table: Table | pandas.DataFrame) -> np.ndarray:
-        """Return the features of a table's rows, which are not scaled, float64 [N, d].
+        """Return the unscaled features of a table's rows, float64 [N, d].
 
         Args:
           table: table with these columns, and possibly others. The rows of a data frame count as lines 1 to N.
@@ -192,17 +192,17 @@ def columns_of(
 ) -> TableColumns:
     """Choose the features of a table's columns from their cells.
 
-    A column with missing values replaces them by its first value, until `jaxpfl.data.fills_of` knows the training rows.
-    A column of text with many distinct texts, or with dates, causes a warning.
+    At first, a missing value is replaced by the column's first value; `jaxpfl.data.fills_of` later computes
+    replacements from the training rows. A column of text with many distinct texts, or with dates, causes a warning.
 
     Args:
       table: table to read.
       names: columns that become features.
-      dates: columns that have dates.
+      dates: names of the columns with dates.
       per_client: as in `TableColumns`.
 
     Raises:
-      JaxpflError: if a column has neither numbers nor categories, or no value at all.
+      JaxpflError: if a column is neither numeric nor categorical, or has no value at all.
     """
     return TableColumns(tuple(_column(table, name, name in dates) for name in names), table.missing, per_client)
 
@@ -238,10 +238,10 @@ def _column(table: Table, name: str, is_date: bool) -> Column:
 
 
 def date_column(table: Table, name: str) -> Column:
-    """Return a column of dates, with the format that all its dates have.
+    """Return a column of dates, with the format that fits all its dates.
 
     Raises:
-      JaxpflError: if there is no such format, or there are two because days and months cannot be distinguished.
+      JaxpflError: if no format fits all dates, or if two formats fit because days and months cannot be distinguished.
     """
     formats = _formats(table.cells[name])
     if len(formats) > 1:
@@ -256,7 +256,7 @@ def date_column(table: Table, name: str) -> Column:
 
 
 def days_of(cells: Any, date_format: str) -> np.ndarray:
-    """Return dates as days since 1970 (UTC unless they name a time zone), [N]; NaN where a cell is no such date."""
+    """Return dates as days since 1970 (UTC unless they name a time zone), [N]; other cells become NaN."""
     import pandas
 
     times = pandas.to_datetime(pandas.Series(cells), format=date_format, utc=True, errors="coerce")
@@ -264,7 +264,7 @@ def days_of(cells: Any, date_format: str) -> np.ndarray:
 
 
 def _formats(cells: Any) -> list[str]:
-    """Return the formats that all these dates have; none if a cell is not a date."""
+    """Return the formats that fit all these dates; empty if a cell is not a date."""
     return [one for one in _DATES if not np.isnan(days_of(cells, one)).any()]
 
 
@@ -286,10 +286,10 @@ def check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def numbers_in(table: Table, name: str) -> np.ndarray | None:
-    """Return a column as numbers, [N], or None if it has text.
+    """Convert a column to numbers, [N]; return None if the column has text.
 
     Raises:
-      JaxpflError: if a column of numbers has text in some cells, or percent or currency signs.
+      JaxpflError: if most cells are numbers and others are text, or if most cells have percent or currency signs.
     """
     found = table.parsed(name)
     wrong = np.flatnonzero(np.isnan(found))
