@@ -14,27 +14,28 @@ local step makes three updates, in this order:
    \mu^+ &= \mu - \eta_2 \nabla_\mu f^{KD}(\theta^+, \mu) / (2\psi) \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f^{KD}(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-Weight decay is added to the gradients of theta and mu. The clients of a cohort keep their own theta and start from the
-server's (mu, psi). The server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; with
-c = 1, the step uses the exact derivative. In the paper's main text, the floor of psi is 0.5.
+The learning rates of theta, mu and psi are eta_1, eta_2 and eta_3. Weight decay is added to the gradients of theta and
+mu. The clients of a cohort keep their own theta and start from the server's (mu, psi). The server averages their (mu,
+psi) uniformly. The constant c is 5 in the paper's appendix; with c = 1, the step on psi uses the exact derivative of
+f_i. In the paper's main text, the floor of psi is 0.5.
 
 Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
-updates only theta, with the last (mu, psi) that it received, and uploads nothing. Before its first round in a cohort,
+updates only theta, uses the last (mu, psi) that it received, and uploads nothing. Before its first round in a cohort,
 it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have another architecture than
 mu.
 
-If the client optimizer is not plain SGD, it takes the steps on theta and mu, with separate optimizer states. psi is
-still updated as above. A server optimizer acts on mu only. The server always averages psi, which therefore stays above
-the floor.
+If the client optimizer is not plain SGD, the optimizer takes the steps on theta and mu, with a separate state for each.
+psi is still updated as above. A server optimizer changes mu only. psi is always averaged, and therefore stays above its
+floor.
 
-Under the noise of differential privacy, distillation from mu may harm theta. psi is noisy too and rises slowly, so it
-does not weaken the distillation term enough. With ``gate``, a client weights this term by how well mu predicts the
-client's own labels, and ignores mu if mu is no better than a uniform guess. The gate has no privacy cost, because theta
-is not uploaded. The gate is not in the paper.
+Under the noise of differential privacy, distillation from mu may harm theta. Under this noise psi rises slowly, so the
+distillation term is not weakened enough. With ``gate``, a client weights this term by how well mu predicts the client's
+own labels, and ignores mu if mu is no better than a uniform guess. The gate has no privacy cost, because theta is not
+uploaded. The gate is not in the paper.
 
 With noise in every step (`StepNoise`), the gradients with respect to mu and psi are clipped and noised one after the
-other, as in the paper, or jointly. The joint version adds noise to both gradients at once, and therefore evaluates
-psi's gradient at the mu before the step.
+other, as in the paper, or jointly. In the joint version, noise is added to both gradients at once. psi's gradient is
+therefore evaluated at the mu before the step.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -75,9 +76,9 @@ def adaped(
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
-        0 for none. If positive, clients also keep a copy of mu, and a round costs the steps of all m clients.
-      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, where a client with id i has
-        the name at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
+        0 for none. If positive, clients also keep a copy of mu, and all m clients take steps in every round.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``. The client with id i has the
+        model at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
         from mu. Clients with another architecture start from a random model, the same for all clients with this
         architecture.
       gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K

@@ -1,8 +1,8 @@
 r"""AdaPeD-plus: a variant of AdaPeD with a global model trained on labels, from which personal models are fine-tuned.
 
 All changes to `adaped` are options, and none of them is in the paper. As in `adaped`, theta_i is the personal model, mu
-the global model, CE the cross-entropy, and f the mean Kullback-Leibler divergence of theta's predictions from mu's
-predictions. Each local step of a client in the cohort makes three updates, in this order:
+is the global model, CE is the cross-entropy, and f is the mean Kullback-Leibler divergence of theta's predictions from
+mu's predictions. Each local step of a client in the cohort makes three updates, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 a \nabla_\theta [ CE(\theta) + g f(\theta, \mu) / (2\tilde\psi) ] \\
@@ -39,7 +39,8 @@ The distillation term in fine-tuning had no benefit in the measured cases (``doc
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
 all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (for
 example, because their labels are permuted), theta starts from a wrong model and is regularised towards this model.
-`local` or `ifca` are then better; the gate removes only the regularisation. All clients have the architecture of mu.
+`local` or `ifca` are then better. The gate would remove the regularisation, but not the wrong start. All clients have
+the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.
@@ -157,14 +158,14 @@ def adaped_plus(
 
 
 class _Plus(NamedTuple):
-    """Steps and options that both kinds of clients use, with and without a kept theta."""
+    """Steps and options that are the same for clients with and without a kept theta."""
 
     steps: Distilled
     fine_tune_steps: int
     own_psi: bool
 
     def seen(self, hp: AdaPeDPlusHyper, ctx: ClientContext) -> Callable[[Array], Array]:
-        """Return the annealing function ``psi -> psi anneal^epoch``."""
+        """Return the function ``psi -> psi anneal^epoch`` for the current epoch."""
         epochs = jnp.floor(ctx.round * self.steps.work.steps / hp.decay_every + 1e-4)
         return lambda psi: psi * hp.anneal**epochs
 
@@ -219,7 +220,7 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
     """Make the client that keeps theta.
 
     Args:
-      plus: the method's parts.
+      plus: steps and options of the method.
       at_first: if True, theta starts from the mu that the client receives in the first round in which it takes part;
         otherwise from the initial mu.
       idles: whether the client also trains in rounds in which it does not take part.

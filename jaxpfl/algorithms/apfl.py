@@ -1,19 +1,20 @@
 r"""APFL: personalised models whose parameters are mixtures of a local model's and the global model's parameters.
 
 A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Let
-:math:`\bar v = \alpha v + (1 - \alpha) w` with the values before a step, and let f_i be the client's loss. Each of the
-tau steps is
+:math:`\bar v = \alpha v + (1 - \alpha) w` with the values of v, alpha and w before a step, and let f_i be the client's
+loss. Each of the tau steps is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\
    v &\leftarrow v - \eta_v \nabla_v f_i(\bar v) = v - \eta_v \alpha \nabla f_i(\bar v), \\
    \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
 
-on one mini-batch. The server averages w uniformly. The personalised model is one model, whose parameters mix v and mu;
-predictions are not mixed. The paper has a single learning rate for w, v and alpha, and its experiments update alpha
-once in a round. Weight decay is added to the gradients of w and v.
+on one mini-batch, with learning rates eta, eta_v and eta_alpha; the projection Pi limits alpha to [0, 1]. The server
+averages w uniformly. The personalised model is one model with mixed parameters, alpha v + (1 - alpha) mu; predictions
+are not mixed. The paper has a single learning rate for w, v and alpha, and its experiments update alpha once in a
+round. Weight decay is added to the gradients of w and v.
 
-v is trained in a mixture with the client's own w. If clients differ much, mu is far from this w, and the mixture of v
+In training, v is mixed with the client's own w. If clients differ much, mu is far from this w, and the mixture of v
 with mu can be worse than v alone or than local training. With ``--set apfl.keep_w=true``, a client keeps the w that it
 uploaded last, and the personalised model is the mixture of v and this w, as in PFLlib's evaluation.
 
@@ -54,8 +55,8 @@ class Own(NamedTuple):
     Attributes:
       v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: the client's copy of the global model at the end of its last round, and a flag [], which is 0 before the first
-        round and 1 later; () if the copy is not kept.
+      w: the client's copy of the global model at the end of the client's last round, and a flag [], which is 0 before
+        the client's first round and 1 later; () if the copy is not kept.
     """
 
     v: PyTree
@@ -78,8 +79,8 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool 
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the steps on w and v, but not on alpha.
       adapt_alpha: whether alpha is learnt; otherwise it stays at ``alpha_init``.
-      keep_w: whether clients keep w at the end of a round and use it instead of mu in the personalised model. Before
-        its first round, a client uses mu.
+      keep_w: whether clients keep w at the end of a round and mix v with this w, instead of mu, in the personalised
+        model. A client that has not yet taken part uses mu.
     """
     loss = loss_gradient(task)
 

@@ -1,8 +1,8 @@
 r"""Clustered federated learning: a cluster is split when the mean of its clients' updates vanishes.
 
-All clients begin in one cluster. In each round every client takes tau steps from its cluster's model theta_c. The
-uniform mean of the cluster's updates :math:`\Delta_i` is then added to theta_c. A cluster is split if its mean update
-is short although some client's update is long,
+All clients begin in one cluster. In each round every client i takes tau steps from the model theta_c of its cluster c,
+which change the model by :math:`\Delta_i`. The uniform mean of the cluster's updates is then added to theta_c. A
+cluster is split if its mean update is short although some client's update is long,
 
 .. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
    \max_{i \in c} \|\Delta_i\| > \varepsilon_2,
@@ -14,7 +14,7 @@ are chosen to minimise the largest cosine :math:`\alpha_{ij}` between updates of
 
 The cluster is split only if this largest cosine, :math:`\alpha_\text{cross}`, satisfies
 :math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`, where gamma is the paper's bound on the noise of the updates. The
-models of both new clusters start from theta_c, and the mean update of each cluster's clients is added.
+model of each new cluster is theta_c plus the mean update of the new cluster's clients.
 
 The minimum is found exactly by single linkage: the weakest edge is removed from a maximum spanning tree of the cosines.
 Clusters are split until there are ``max_clusters`` clusters, and are never merged. A cluster is not split in a round in
@@ -22,12 +22,12 @@ which one of its clients dropped out or diverged.
 
 The method performs poorly if the two thresholds do not fit the lengths of the updates, which grow with the learning
 rate, the number of steps and the size of the model. The metrics ``mean_update`` and ``largest_update`` show these
-lengths. If eps1 is too large, noise splits clusters permanently, and each new cluster learns from fewer clients. Single
-linkage tends to split off outlying clients one at a time. The server stores the updates of all clients, and computes
-the cosine of every pair.
+lengths. If eps1 (:math:`\varepsilon_1`) is too large, clusters are split permanently because of noise, and each new
+cluster learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores
+the updates of all clients, and computes the cosine of every pair.
 
-The defaults of the thresholds are from the authors' code, which splits only clusters of more than two clients, only
-after round 20, by complete linkage and without gamma.
+The defaults of the thresholds are from the authors' code, which also differs in other respects: it splits only clusters
+of more than two clients, starts after round 20, uses complete linkage, and has no gamma.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
 Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991.
@@ -90,8 +90,8 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
     """Split the members into two parts such that the largest similarity between the parts is as small as possible.
 
     Prim's algorithm builds a maximum spanning tree. It adds one member at a time, the member with the largest
-    similarity to any member in the tree. When it adds the weakest edge, the tree contains exactly one of the two parts;
-    the members that it adds from then on form the other part.
+    similarity to any member in the tree. When the weakest edge is added, the tree contains exactly the members of one
+    part; the members added from then on form the other part.
 
     Args:
       similarity: [m, m], finite.
@@ -119,7 +119,7 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
 
 
 def cosines(updates: PyTree) -> tuple[Array, Array]:
-    """Compute the cosines between all pairs of updates, [m, m], and the lengths of the updates, [m].
+    """Compute the cosine between every pair of updates, [m, m], and the length of each update, [m].
 
     The cosine is zero if one of the two updates is zero.
     """

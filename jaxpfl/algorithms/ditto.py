@@ -5,8 +5,8 @@ with mu fixed:
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
-Here f_i is the client's loss, and lambda the weight of the regularisation. The client uploads w - mu, weighted by its
-number of examples as in FedAvg. v_i stays with the client.
+Here f_i is the client's loss, lambda is the weight of the regularisation, and eta_v is the learning rate of v_i. The
+client uploads w - mu, weighted by its number of examples as in FedAvg. v_i stays with the client.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 https://arxiv.org/abs/2012.04221.
@@ -29,7 +29,7 @@ from jaxpfl.support.errors import JaxpflError
 class DittoHyper(AveragingHyper):
     """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w.
 
-    The paper tries lambda in {0.05, 0.1, 0.2}, and values up to 2.
+    The paper's experiments use lambda in {0.05, 0.1, 0.2}, and values up to 2.
     """
 
     lam: Scalar = hyper(0.1, "weight of (lam/2) |v - mu|^2")
@@ -44,7 +44,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      personal_steps: number s of steps on v_i in a round; 0 for as many as on w, on the same mini-batches.
+      personal_steps: number s of steps on v_i in a round; 0 for as many steps as on w, on the same mini-batches.
     """
     if personal_steps < 0:
         raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")

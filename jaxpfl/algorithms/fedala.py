@@ -1,14 +1,15 @@
 r"""FedALA: each client starts a round from a mixture of the global model and its own model, with learnt weights.
 
-Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, initially 1. In a round it
-mixes the head of the global model theta with its own head, and uses the body of the global model unchanged. It learns
-the weights on mini-batches by the steps
+Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, initially 1. In a round the
+client mixes the head of the global model theta with its own head, and uses the body of the global model unchanged. The
+client learns the weights on mini-batches by the steps
 
 .. math:: \hat\theta_i = \theta_i + (\theta - \theta_i) \odot W_i, \qquad
    W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
 
-where f_i is the client's loss. Then it takes tau steps from the mixture to its new theta_i, and uploads the change from
-theta. The server's mean is weighted by the numbers of examples.
+where f_i is the client's loss and eta_w the learning rate of the weights. Then the client takes tau local steps from
+the mixture. The result is its new theta_i, and it uploads theta_i - theta. The server's mean is weighted by the numbers
+of examples.
 
 The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
 later rounds. Here every round has ``weight_steps`` such steps, on the same mini-batches as the local steps. A client's

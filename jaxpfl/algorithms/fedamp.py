@@ -1,4 +1,4 @@
-r"""FedAMP: each client is regularised towards its cloud model, a mean in which similar clients have more weight.
+r"""FedAMP: each client is regularised towards its cloud model, a weighted mean of all clients' models.
 
 The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d^2 / \sigma}`, client i's cloud model is
 
@@ -9,12 +9,12 @@ Client i takes tau steps from its own model to minimise
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-where f_i is the client's loss. The result is its new w_i. The client uploads the difference w_i - u_i, and the server
-adds u_i.
+where f_i is the client's loss. The result is the client's new w_i. The client uploads the difference w_i - u_i, and the
+server adds u_i.
 
 The weights must not be negative, which the paper ensures by a small alpha. Here, if the weights of the other clients
-sum to more than one, they are divided by their sum. All models are equal at first. The server keeps the last model of a
-client outside the cohort and uses it in the cloud models of other clients.
+sum to more than one, they are divided by their sum. All models are equal at first. For clients outside the cohort, the
+server uses their last models in the other clients' cloud models.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
 and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularised
@@ -22,10 +22,10 @@ towards nearly the same model. With small cohorts, clients are regularised towar
 clients that have not yet taken part still have this model. The server stores m models, and computes the distance of
 every pair in every round.
 
-The defaults of sigma and lambda are PFLlib's, which uses the norm of w - u_i instead of its square. PFLlib's alpha of 1
-keeps each client near its old model. The default alpha was the best on held-out examples of three data sets
-(``benchmarks/defaults.py``). With an alpha of 100 or more, the weight lambda / alpha is so small that clients train
-alone.
+The defaults of sigma and lambda are taken from PFLlib, although PFLlib penalises the norm of w - u_i instead of its
+square. PFLlib's alpha of 1 keeps each client near its old model. The default alpha was the best on held-out examples of
+three data sets (``benchmarks/defaults.py``). With an alpha of 100 or more, the weight lambda / alpha is so small that
+clients train alone.
 
 Reference: Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data",
 https://arxiv.org/abs/2007.03797.
@@ -74,7 +74,7 @@ class Models(NamedTuple):
 
 
 def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
-    """Cloud model of each client, leaves [m, ...]."""
+    """Compute the cloud model of each client, leaves [m, ...]."""
     leaves = jax.tree.leaves(models)
 
     def products(leaf: Array) -> Array:
@@ -93,12 +93,12 @@ def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
 
 
 def fedamp(task: Task, work: LocalWork) -> Algorithm:
-    """FedAMP: personal models that are regularised towards weighted means, in which similar clients have more weight.
+    """FedAMP: each personal model is regularised towards a weighted mean in which similar clients have more weight.
 
     The personalised model is the client's own w_i. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. A new client starts from the mean
-    of the clients' models, which is also its cloud model.
+    of the clients' models and is regularised towards this mean.
 
     Args:
       task: task with any model.

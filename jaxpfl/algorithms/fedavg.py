@@ -51,7 +51,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
 def fedavg_ft(
     task: Task, work: LocalWork, *, fine_tune_steps: int = 60, fine_tune_epochs: int = 0, fednova: bool = False
 ) -> Algorithm:
-    """FedAvg+: FedAvg, then ``fine_tune_steps`` SGD steps from mu by each client before it predicts.
+    """FedAvg+: FedAvg, after which each client fine-tunes mu by ``fine_tune_steps`` SGD steps before it predicts.
 
     Fine-tuning uses the learning rate of the last round. The personalised model is mu after fine-tuning. The global
     model is mu.

@@ -6,9 +6,9 @@ f_i and n_i training examples, takes tau steps on the body alone, starting from 
 .. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
 
-Before it predicts, a client fine-tunes (phi, h) by local steps on both parts, as in the paper, or on one of them. By
-default the learning rate of fine-tuning is a tenth of the training rate. The authors' code also uses a smaller rate for
-fine-tuning.
+Before a client predicts, it fine-tunes (phi, h) by local steps on body and head, as in the paper, or on one of the two.
+By default the learning rate of fine-tuning is a tenth of the learning rate of training. The authors' code also
+fine-tunes with a smaller learning rate.
 
 The method performs poorly without fine-tuning, or if clients have few examples, because the head is trained only in
 fine-tuning.

@@ -8,7 +8,7 @@ Both parts are trained on the client's n_i examples, and only mu is exchanged wi
 
 The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
 means and variances also stay with the client: only the client's local steps update them, and they are never uploaded.
-Group and layer normalisation have no running statistics, so only the scales and biases are personal.
+Group and layer normalisation have no running statistics, so with these layers only scales and biases are personal.
 
 The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1,
 until it has adapted (``adapt_rounds``). The method also performs poorly with small batches, from which the statistics
@@ -58,7 +58,9 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
-    """Return the predicate that selects the client's own leaves: normalisation parameters and running statistics."""
+    """Return a predicate that is true for the leaves that stay with the client: normalisation parameters and running
+    statistics.
+    """
     norm, statistics = task.model.norm, task.statistics
     if statistics is None:
         return norm or (lambda path: False)

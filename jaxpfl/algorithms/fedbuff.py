@@ -1,8 +1,8 @@
 r"""FedBuff: FedAvg in asynchronous rounds, where the server takes a step whenever its buffer holds K uploads.
 
 M clients train concurrently, each starting from the model that it received when it began. A round ends when K of them
-have uploaded. Then K clients that are not training begin with the new model (`engine.in_flight`, which simulates the
-time by the time model).
+have uploaded. Then K idle clients begin to train from the new model. The time model determines when each client uploads
+(`engine.in_flight`).
 
 Suppose that :math:`\tau_i` rounds ended while client i was training. The client has then trained :math:`w_i` from the
 model :math:`\mu_{t - \tau_i}`, and the server's step is
@@ -11,8 +11,8 @@ model :math:`\mu_{t - \tau_i}`, and the server's step is
    s(\tau) = (1 + \tau)^{-a}
 
 with sums over the K clients, numbers of examples n_i, and the exponent a (the hyper-parameter ``staleness``). The
-staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform (set ``weighting``). A
-server optimizer treats the negative mean as a gradient.
+staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform, which is available
+through the option ``weighting``. A server optimizer treats the negative mean as a gradient.
 
 The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
 fits their data. The method also performs poorly if M is many times K, because clients then train from old models.
@@ -46,8 +46,8 @@ class FedBuffHyper(AveragingHyper):
 def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:
     """FedBuff: asynchronous FedAvg, where a round averages the next K uploads that arrive, weighted by staleness.
 
-    K is the cohort size. The metric ``staleness`` is the mean over the round's clients. The global model is mu, which
-    is also every client's personalised model.
+    K is the cohort size. The metric ``staleness`` is the mean staleness of the round's uploads. The global model is mu,
+    which is also every client's personalised model.
 
     Args:
       task: task with any model.

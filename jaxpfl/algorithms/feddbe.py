@@ -7,17 +7,17 @@ on phi, h and v_i for the objective
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \ell(h(f_\phi(x) + v_i), y) + \frac{\kappa}{2 F} \|m_B - \bar z\|^2, \qquad
    m_B = (1 - \mu) m + \mu \frac1{|B|} \sum_{x \in B} f_\phi(x)
 
-where m is the m_B of the previous step, treated as a constant, and zero in a round's first step. The server averages
-phi and h, weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the number of
-features; the factor 1 / (2 F) is from the authors' code.
+where m is the m_B of the previous step. m is treated as a constant, and is zero in a round's first step. The server
+averages phi and h, weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the
+number of features; the factor 1 / (2 F) is from the authors' code.
 
 The mean :math:`\bar z` is computed once and then fixed. In the paper, every client first trains alone for a round and
 sends the mean of its features. Here only the clients of the first round send their mean features. They compute these
 means over all training examples, with the model at the end of their steps, and the server weights the means by the
 numbers of examples. In the first round kappa and v_i have no effect.
 
-The method performs poorly if the relation between features and classes differs between clients by more than a shift.
-The method also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
+The method performs poorly if a shift of the features cannot compensate for the differences between clients. The method
+also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
 
 Reference: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space",
 https://arxiv.org/abs/2311.14975.
@@ -44,7 +44,8 @@ from jaxpfl.models.features import halves
 
 @struct.dataclass
 class FedDBEHyper(AveragingHyper):
-    """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18 they are 1 and 0.1).
+    """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18, kappa is 1 and mu is
+    0.1).
 
     The paper uses its kappa with a small learning rate. With this package's default learning rate, the paper's kappa
     would keep the features fixed for most of a run. The default kappa was the best of 1, 5 and 50 on held-out examples
@@ -56,7 +57,7 @@ class FedDBEHyper(AveragingHyper):
 
 
 class Averaged(NamedTuple):
-    """Part of the server's state that uploads change: the model, and the mean feature [F]."""
+    """Part of the server's state that is changed by uploads: the model, and the mean feature [F]."""
 
     model: PyTree
     mean: PyTree

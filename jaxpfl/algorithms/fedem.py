@@ -1,4 +1,5 @@
-r"""FedEM: EM for clients whose data are mixtures of k shared distributions, with client-specific proportions.
+r"""FedEM: EM for clients whose data are mixtures of k shared distributions, with proportions that differ between
+clients.
 
 Each distribution l has a model theta_l, with loss ell. In a round, client i first computes the responsibilities q of
 its examples s = 1 ... n_i, and its mixture proportions pi. It then trains every model on mini-batches B:
@@ -53,7 +54,7 @@ class Mixture(NamedTuple):
 
 
 def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
-    """FedEM: a mixture of k models, which all clients train together and each client mixes with its own proportions.
+    """FedEM: k models that all clients train together, and that each client mixes with its own proportions.
 
     Each round, a client computes its responsibilities and mixture proportions once, and then takes tau
     responsibility-weighted steps on every component. The personalised model mixes the components' predictions with the

@@ -1,15 +1,15 @@
 r"""FedPAC: features are aligned to class means, and each personal head is a combination of the cohort's heads.
 
-The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client of
-the cohort S takes ``head_steps`` steps on its head with the body fixed. It then takes tau steps on the body, with the
-new head fixed, to minimise
+The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client i of
+the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau steps on the body,
+with the new head fixed, to minimise
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
 where the second term is zero for a class that has no mean yet. The server averages the bodies, weighted by the clients'
 numbers of examples. It averages a class's mean features, weighted by the clients' numbers of examples in the class.
 
-Let :math:`p_{ik}` be the share of class k among the n_i examples of client i. Let :math:`\bar f_{ik}` and
+Let :math:`p_{ik}` be the fraction of client i's n_i examples that belong to class k. Let :math:`\bar f_{ik}` and
 :math:`\overline{\|f\|^2}_{ik}` be the means of the features and of their squared norms over the client's examples of
 class k, computed with the body that the client received. The client also sends
 
@@ -69,7 +69,7 @@ from jaxpfl.support.errors import JaxpflError
 RIDGE = 1e-4
 """Number added to the diagonal of the quadratic program, relative to the diagonal's mean."""
 _ROUNDING = 8
-"""Number of rounding units up to which the violation of a constraint is ignored."""
+"""Tolerance for violations of the constraints, in units of the rounding error."""
 
 
 @struct.dataclass
@@ -98,7 +98,7 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's upload, or the weights of the upload's parts as a tree of the same form.
+    """A client's upload, or a tree of the same form with the averaging weights of the upload's parts.
 
     The weight of the body is the client's weight, the weights of the means are the class counts [K], and the other
     parts have weight 1.

@@ -20,9 +20,9 @@ regulariser compares the mean feature of a class's examples instead. In addition
 has a factor 1 / |S|, which would shrink the prototypes. This implementation omits the factor.
 
 Clients with the same architecture start from the same model, as in PFLlib. The authors' code initialises each client at
-random on MNIST, where all clients take part in every round. The features of models with different initialisations have
-no common axes, and prototypes from few clients do not align the axes. With 4 of 20 clients of MNIST in a round, random
-initialisation reduces the accuracy by 16 percentage points.
+random on MNIST, where all clients take part in every round. With different initialisations, a feature has a different
+meaning in every model, and prototypes from few clients do not align the features. With 4 of 20 clients of MNIST in a
+round, random initialisation reduces the accuracy by 16 percentage points.
 
 For the same reason the method performs poorly if architectures differ and cohorts are small. The method also performs
 poorly if all clients have enough examples, because clients share nothing but prototypes. Computing the prototypes takes
@@ -70,7 +70,7 @@ class Prototypes(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalised model: the client's own model, and the prototypes that it predicts with."""
+    """Personalised model: the client's own model, and the prototypes used for prediction."""
 
     model: PyTree
     prototypes: Prototypes
@@ -88,9 +88,9 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
     Args:
       task: a classification task, whose model declares its head.
       work: the local work in a round.
-      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, where a client with id i has
-        the name at index i modulo the number of names; "same" is the task's model. All models must have the same
-        number of features.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``. The client with id i has the
+        model at index i modulo the number of names; "same" is the task's model. All models must have the same number of
+        features.
       predict: prediction rule: "prototypes" for the nearest prototype; "own-classes" for the nearest prototype among
         the classes of the client's training examples, as in the authors' code; "head" for the head of the client's own
         model.

@@ -32,8 +32,8 @@ from jaxpfl.support.errors import JaxpflError
 class FedRepHyper(AveragingHyper):
     """Hyper-parameters of FedRep.
 
-    Head and body are each trained for half of the steps, and the default rate is twice the default of other methods.
-    This rate was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
+    Head and body are each trained for half of the steps, and the default learning rate is twice that of other methods.
+    This learning rate was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)
@@ -90,8 +90,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
                 value, gradient = jax.value_and_grad(loss, argnums=1)(head.params, body.params)
                 return head, body.step(optimizer, gradient), value
 
-            # The counter t is the same for all clients, so that a step on the head computes no gradient of the body.
-            # With work in epochs, however, clients reach their first step on the body at different t.
+            # The step counter t is the same for all clients, so that a step on the head computes no gradient of the
+            # body. With work in epochs, however, clients reach their first step on the body at different t.
             head, body, value = jax.lax.cond(t < first, step_head, step_body, head, body)
             return (t + 1, head, body), {"train_loss": value}
 

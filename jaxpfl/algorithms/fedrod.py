@@ -9,9 +9,9 @@ gradients:
    (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\
    v_i &\leftarrow v_i - \eta \nabla_v \operatorname{CE}(g(x) + v_i(x), y)
 
-where log n_i is the vector of the log n_ic. In the second line, g and phi have their values from before the step and
-receive no gradient. Classes without examples at the client are left out of the first softmax. The server adds the mean
-change of (phi, h), weighted by the clients' numbers of examples.
+where log n_i is the vector of the log n_ic. In the second line, g and phi have the values from before the step and are
+treated as constants. Classes without examples at the client are left out of the first softmax. The server adds the mean
+change of (phi, h), weighted by the clients' numbers of examples, to its generic model.
 
 The method performs poorly with few examples, because the balanced loss uses part of the generic model's capacity for
 classes that a client does not have.

@@ -7,7 +7,7 @@ both models from their values before the step:
    \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\
    \mu &\leftarrow \mu - \eta_\mu \nabla_\mu [ \beta CE(\mu) + (1 - \beta) KL(p_\theta \,\|\, p_\mu) ]
 
-Here p are the class probabilities that the models predict on the mini-batch before the step, and alpha and beta are the
+Here p_mu and p_theta are the models' class probabilities on the mini-batch before the step, and alpha and beta are the
 weights of the cross-entropy CE. In each KL, the first model is the teacher and receives no gradient. The server
 averages the copies of mu uniformly. Only predictions are compared, so theta may have another architecture than mu.
 
@@ -63,7 +63,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 
 
 def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
-    """Make the client in which theta is a model of ``own_task`` and mu is a model of ``task``."""
+    """Make the client that trains theta, a model of ``own_task``, and mu, a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 

@@ -8,7 +8,8 @@ cluster:
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
 
 The model of a cluster without clients does not change. This module implements the paper's model-averaging variant. Ties
-are broken in favour of the first cluster. An upload has the size of k models, of which all but one are zero.
+are broken in favour of the first cluster. An upload has the size of k models; the changes of all models but the chosen
+one are zero.
 
 Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning",
 https://arxiv.org/abs/2006.04088.

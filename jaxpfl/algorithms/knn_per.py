@@ -9,12 +9,12 @@ of its training examples. The k examples N(x) that are nearest to x vote for the
 The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with its scale s and the
 number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. From 0,
 0.1, ..., 1, the client chooses the lambda_i that gives its validation examples the largest likelihood. A client without
-validation examples uses its training examples, where an example does not vote for its own label.
+validation examples uses its training examples; an example is then left out of its own neighbours.
 
 The method performs poorly if a client has few examples, or if the global model's features do not separate the client's
 classes. lambda_i is then zero, and the method is FedAvg. A lambda_i chosen on training examples is too small, because
-the global model was trained on them; use validation examples. In each evaluation, every client computes the distances
-between all pairs of its examples.
+the global model was trained on these examples. Validation examples avoid this bias. In each evaluation, every client
+computes the distances between all pairs of its examples.
 
 Reference: Marfoq et al. 2022, "Personalized Federated Learning through Local Memorization",
 https://arxiv.org/abs/2111.09360.
@@ -88,7 +88,9 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     parts = halves("knn-per", task)
 
     def remembered(params: PyTree, data: ClientData) -> tuple[Memory, Array]:
-        """Compute the examples that a client stores, and their log-probabilities under the global model, [n, K]."""
+        """Compute the examples that a client stores, and the global model's log-probabilities for these examples, [n,
+        K].
+        """
 
         def chunk_memory(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
             rows = parts.features(params, x)
@@ -104,7 +106,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         Args:
           memory: the stored examples.
           rows: features of b examples, [b, F].
-          own: for each row, the position of a stored example that must not vote, [b].
+          own: for each of the b examples, the position of a stored example that must not vote, [b].
         """
         squares = _squared_distances(rows, memory.features) / (hp.scale * parts.width)
         votes = jnp.broadcast_to(memory.valid, squares.shape)

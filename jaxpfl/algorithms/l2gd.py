@@ -1,4 +1,4 @@
-r"""L2GD: loopless local gradient descent, where each round is either local training or aggregation, at random.
+r"""L2GD: loopless local gradient descent. Each round is, at random, either local training or aggregation.
 
 The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, where
 :math:`\bar\theta` is the mean of the m personal models, and f_i the loss of client i. The paper's algorithm consists of
@@ -20,8 +20,8 @@ For any tau, there are thus on average (1 - p) / p local steps for each aggregat
 server draws the kind of the round and broadcasts it to the cohort.
 
 The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
-the mean update of the cohort S. The server's mean is therefore the mean of all models even under partial participation,
-except for clients that drop out. In the paper, clients communicate only when an aggregation follows local steps. Here
+the mean update of the cohort S. Even under partial participation, the result is therefore the mean of all clients'
+models, unless clients drop out. In the paper, clients communicate only when an aggregation follows local steps. Here
 they communicate in every round, and the counted bytes are an upper bound. Weight decay is added to the gradients of
 f_i.
 
@@ -62,7 +62,7 @@ class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
     An aggregation step moves a model towards the mean by the fraction ``lr lam / p`` of its distance. With a fraction
-    of 1 the model reaches the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the
+    of 1 the model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the
     best on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for
     local training.
     """
@@ -79,12 +79,12 @@ class Toss(NamedTuple):
 
 
 def probability(p: Scalar, local_steps: int) -> Scalar:
-    """Probability q that a round is an aggregation instead of ``local_steps`` local steps."""
+    """Compute the probability q that a round is an aggregation instead of ``local_steps`` local steps."""
     return p * local_steps / (1 - p + p * local_steps)
 
 
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
-    """L2GD: personal models in rounds that either train them or move them towards their mean, chosen at random.
+    """L2GD: personal models; each round either trains them or moves them towards their mean, chosen at random.
 
     The personalised model is the client's own theta_i. The global model is the mean of all theta_i.
 
@@ -144,7 +144,8 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         init=lambda key, hp, ctx: task.init(key),
         broadcast=broadcast,
         update=server_update,
-        # A new client uses one message in all its rounds. If its choice were random, it might never take a local step.
+        # A new client uses one message in all its rounds. If the kind of the round in this message were random, the
+        # client might never take a local step.
         welcome=lambda key, hp, ctx, mean: Message(Toss(mean, jnp.array(False))),
         predict_global=lambda hp, mean, x: task.model.apply(mean, x),
     )

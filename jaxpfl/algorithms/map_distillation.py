@@ -33,7 +33,7 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With default options and c = 5 (the constant in psi's gradient), this is AdaPeD without AdaPeD's options.
+    With default options and c = 5 (the constant in psi's gradient), the method is `adaped` with its default options.
     `priors.distillation` defines the density and its normaliser. The personalised model is the client's own theta_i.
     The global model is mu.
 
@@ -56,5 +56,5 @@ def map_kd(
         rates = {"psi_init": hp.scale_init, "floor": hp.scale_floor, "c": hp.c, "weight_decay": hp.weight_decay}
         return distillation.prior(**rates, distance=distance, exact=exact, own=task.divergence)
 
-    prior(MapDistillationHyper())  # checks the options before anything is compiled
+    prior(MapDistillationHyper())  # raises errors about the options before anything is compiled
     return map_personalization(task, work, prior=prior, scaling=scaling, each=2)  # gradients of theta's and mu's steps

@@ -10,14 +10,15 @@ by n_i, so that learning rates for a mean loss can be used. With ``scaling="mean
 paper's methods for networks, and the prior has n_i times the weight. In the paper lambda = 1.
 
 Gamma is estimated in one of two ways. With ``estimate="gradient"``, the client takes a step on its copy of Gamma after
-each step on theta, and the server averages the copies uniformly, because each client is one draw from the population.
-With ``estimate="fit"``, the clients upload theta_i, and the server estimates Gamma from all theta_i of the cohort.
+each step on theta, and the server averages the copies. The average is uniform because each client is one draw from the
+population. With ``estimate="fit"``, the clients upload theta_i, and the server estimates Gamma from all theta_i of the
+cohort.
 
 A step on theta consists of a gradient step on the loss and a proximal step on the penalty -log p (`Prior.prox`). The
 proximal step is stable for priors of any width. If the prior has no closed-form proximal step, or the client optimizer
-is not plain SGD, the step is a gradient step on loss and penalty instead. (Other optimizers scale the gradient, so an
-unscaled proximal step would change the fixed point.) The gradient step is stable only if ``lr h < 2``, where h is the
-penalty's curvature: ``lambda / (n_i s2)`` for a Gaussian with variance s2.
+is not plain SGD, the step is a gradient step on loss and penalty instead. (Other optimizers scale the gradient, so
+combining them with an unscaled proximal step would change the fixed point.) The gradient step is stable only if ``lr h
+< 2``, where h is the penalty's curvature: ``lambda / (n_i s2)`` for a Gaussian with variance s2.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -58,7 +59,9 @@ ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
 
 @struct.dataclass
 class MapHyper(SgdHyper):
-    """Hyper-parameters of MAP personalisation; without weight decay by default, because the prior regularises."""
+    """Hyper-parameters of MAP personalisation. The default weight decay is zero, because the prior regularises the
+    models.
+    """
 
     weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
@@ -77,7 +80,7 @@ class LaplaceHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Laplace prior.
 
     The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``). With a floor of
-    0.01, most parameters stay equal to the parameters of the center, which moves slowly.
+    0.01, most parameters stay equal to the center's parameters, and the center changes slowly.
     """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
@@ -148,12 +151,13 @@ def map_personalization(
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
-      prior: function that makes the prior from the hyper-parameters, a `MapHyper` that may have further fields for the
-        prior.
+      prior: function that makes the prior from the hyper-parameters. These are a `MapHyper`, possibly with further
+        fields.
       estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
         ``Prior.fit`` to the uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
-      each: number of gradients in a step (see `Gradients`), with respect to theta and to models in ``Prior.descend``.
+      each: number of gradients that a step computes, with respect to theta and to models in ``Prior.descend`` (see
+        `Gradients`).
 
     Raises:
       JaxpflError: if the estimator or the scaling is unknown.

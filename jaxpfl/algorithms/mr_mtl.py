@@ -6,11 +6,11 @@ fixed during the round:
 .. math:: w_i \leftarrow w_i - \eta [ \nabla f_i(w_i) + \lambda (w_i - \bar w) ], \qquad
    \bar w \leftarrow \frac{1}{|S|} \sum_{i \in S} w_i
 
-The method interpolates between local training (lambda = 0) and a single model (large lambda). The best lambda lies in
-between, and is larger under the noise of differential privacy.
+The method interpolates between local training (lambda = 0) and a single model (large lambda). The best lambda lies
+between these extremes, and is larger under the noise of differential privacy.
 
-The method performs poorly with small cohorts. The mean is then over few models, whose previous local training was in
-different rounds, whereas Ditto averages models that all start from the same global model.
+The method performs poorly with small cohorts. The mean is then over few models, which were last trained in different
+rounds. In Ditto, by contrast, all models in the mean start from the same global model.
 
 Reference: Liu, Hu, Wu and Smith 2022, "On Privacy and Personalization in Cross-Silo Federated Learning",
 https://arxiv.org/abs/2206.07902.

@@ -18,18 +18,18 @@ the same compiled round. ADMM starts from the multipliers of the previous round,
 or after a maximum number of steps. Neighbouring clients that have equal z at the end belong to the same cluster
 (`clusters`).
 
-The paper's objective has (1/N) sum_n f_n over N clients, so z_n changes by -eta g_n / N. ``scaling="mean"`` selects
-this objective (c = 1 / N). With full participation, tau = 1 and full batches, the server's step is exactly the paper's
-step. With the default ``scaling="sum"``, each f_n counts in full (c = 1): z_n changes by the client's own gradient at
-the rate eta, as in every other method of this package, and the shared x changes by the mean. The two objectives have
-the same minimiser if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled; with "sum", z_n
-is then trained locally from a common start. A large lambda gives all clients of a connected component the mean of their
-z, as in federated averaging.
+The paper's objective has (1/N) sum_n f_n over N clients, so a step changes z_n by -eta g_n / N. ``scaling="mean"``
+selects this objective (c = 1 / N). With full participation, tau = 1 and full batches, the server's step is exactly the
+paper's step. With the default ``scaling="sum"``, each f_n counts in full (c = 1): z_n changes by the client's own
+gradient at the rate eta, as in every other method of this package, and the shared x changes by the mean. The two
+objectives have the same minimiser if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled;
+with "sum", z_n is then trained locally from a common start. With a large lambda, all clients of a connected component
+have the same z, their mean, as in federated averaging.
 
 The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
 on tau (up to client drift). It contains |S| / N because a client outside the cohort has no gradient to balance the
-penalty. tau is the number of steps of a client that is not slow. With a client optimizer other than SGD, delta is not a
-multiple of a gradient, and lambda has another scale. Weight decay is part of f_n.
+penalty. tau is the number of steps without stragglers. With a client optimizer other than SGD, delta is not a multiple
+of a gradient, and lambda has another scale. Weight decay is part of f_n.
 
 A parameter that is both shared and personal is the sum of two parameters, which are both trained. A parameter that is
 neither shared nor personal keeps its initial value, which the server sends in every message.
@@ -89,8 +89,8 @@ class NetworkState(NamedTuple):
       shared: x, the shared parameters.
       z: [m, d], the clients' own parameters as flat vectors, in the order of the stack.
       fixed: the parameters that are not trained.
-      warm: ADMM's warm start, with the differences w [M, d] along the M edges and their multipliers. A difference of
-        exactly zero means that the edge's two clients have equal z.
+      warm: ADMM's warm start, with the differences w [M, d] along the M edges and their multipliers. If a difference is
+        exactly zero, the edge's two clients have equal z.
     """
 
     shared: PyTree
@@ -132,7 +132,7 @@ def network_lasso(
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the
-    clients' distances, and ``fused_edges``, the share of edges between clients with the same z. In addition to the
+    clients' distances, and ``fused_edges``, the fraction of edges between clients with equal z. In addition to the
     models, the server stores two vectors of length d for each edge.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
@@ -142,11 +142,11 @@ def network_lasso(
     Args:
       task: task with any model.
       work: the local work in a round; ``work.graph`` is the client graph.
-      p: order of the norm of the differences, 1, 2 or infinity. The norm with p = 2 makes the whole z of two clients
-        equal; with p = 1, each parameter may become equal separately.
+      p: order of the norm of the differences, 1, 2 or infinity. With p = 2, two clients' vectors z become equal as a
+        whole; with p = 1, single entries of z may become equal.
       shared, personal: patterns for the paths of the shared and the personal parameters (`split_models.masks`). By
         default all parameters are personal, as in the original network lasso.
-      scaling: scale of the losses f_n, "sum" for their full value or "mean" for the paper's factor 1 / N.
+      scaling: factor on the losses f_n: "sum" for 1, or "mean" for the paper's 1 / N with N clients.
       admm_steps: maximum number of ADMM steps in a round.
       tolerance: largest residual at which ADMM stops.
 
@@ -205,7 +205,7 @@ def network_lasso(
     ) -> tuple[Array, admm.Warm, Metrics]:
         own = jax.vmap(lambda tree: ravel_pytree(mask.personal_part(tree))[0])(uploads.total)
         scale = 1.0 if scaling == "sum" else 1 / graph.nodes
-        # Slots without an upload are zero and have the row m, which mode "drop" skips.
+        # Slots without an upload have the out-of-range index m, which mode "drop" skips.
         y = state.z.at[uploads.rows].add((scale * own).astype(state.z.dtype), mode="drop")
         pull = hp.lr * hp.decay(ctx.round, work.steps) * work.steps * hp.lam * uploads.contributors / graph.nodes
         how = {"warm": state.warm, "tolerance": tolerance, "most": admm_steps, "spectrum": spectrum}

@@ -34,8 +34,8 @@ from jaxpfl.support.errors import JaxpflError
 class PerFedAvgHyper(AveragingHyper):
     """Hyper-parameters of Per-FedAvg; ``lr`` is the outer rate beta of Ozkara et al. 2023.
 
-    With alpha = 1e-3 as in that paper, the method is nearly FedAvg. The default alpha was the best on held-out examples
-    of three data sets (``benchmarks/defaults.py``). With an alpha of 0.03 or more, a step on one mini-batch makes some
+    With that paper's alpha = 1e-3, the method is nearly FedAvg. The default alpha was the best on held-out examples of
+    three data sets (``benchmarks/defaults.py``). With an alpha of 0.03 or more, a step on one mini-batch makes some
     clients' models diverge.
 
     Reference: Ozkara et al. 2023, appendix K.1.

@@ -5,10 +5,10 @@ examples. The client keeps the model with the smallest cross-entropy CE as its t
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
-A client receives a global model in each round in which it takes part, and the last global model for its
-personalisation. The teacher of a new client is the last global model. With ``stored``, the server also keeps up to this
-many earlier models, equally spaced in rounds (`parts.servers`). The teacher of a new client is then the best of these
-models and the last model on the client's validation examples; in a tie, the earliest.
+A client receives a global model in each round in which it takes part, and the last global model after training. The
+teacher of a new client is the last global model. The server can also keep up to ``stored`` earlier models, equally
+spaced in rounds (`parts.servers`). The teacher of a new client is then the best of these models and the last model on
+the client's validation examples; in a tie, the earliest.
 
 Stage 2 is local. The student is initialised with the teacher. With student logits a and teacher logits o, the student
 minimises, over the client's training examples,
@@ -22,7 +22,7 @@ argument of KL in the paper's Algorithm 1, and the student in its equation (3). 
 cross-entropy to the soft labels softmax(o / T).
 
 The paper's experiments have 10 users with full participation, and use 60 / 20 / 20 % of each user's examples for
-training, validation and testing. The data are MNIST, in three partitions: DS-1 (4 classes per user), DS-2
+training, validation and testing. The data set is MNIST, in three partitions: DS-1 (4 classes per user), DS-2
 (``--partition dirichlet-class --alpha 0.9``, 25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes per
 user, log-normal numbers of examples). DS-1 is::
 
@@ -167,7 +167,7 @@ def persfl_gd(
     def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
         if task.has_classes:
             return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
-        return divergence(of_teacher, of_student, y)  # differs from a cross-entropy only by a constant in the student
+        return divergence(of_teacher, of_student, y)  # a cross-entropy, up to a constant in the student
 
     return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -231,8 +231,8 @@ def _two_stages(
         return better(kept, message.shared, splits).params
 
     def init(key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message) -> PyTree:
-        # No model has been validated yet. The loss is not infinite, because a client with infinite state counts as
-        # diverged.
+        # No model has been validated yet. The loss is the largest float instead of infinity, because a client with
+        # infinite state counts as diverged.
         return Teacher(message.shared, jnp.asarray(jnp.finfo(jnp.result_type(float)).max)) if keeps else ()
 
     def update(
@@ -306,7 +306,7 @@ def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Arr
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """Pairs (lambda, T) of the grid, [g, 2]; in a tie, the earlier pair is preferred."""
+    """Pairs (lambda, T) of the grid, [g, 2], in the order in which ties are broken."""
     for name, values, allowed, fits in (
         ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),

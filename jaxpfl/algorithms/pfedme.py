@@ -44,13 +44,14 @@ class PFedMeHyper(AveragingHyper):
 
 
 def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
-    """pFedMe: personal models that are regularised towards mu, which descends the Moreau envelopes of the losses.
+    """pFedMe: personal models regularised towards a global model, which is trained on the losses' Moreau envelopes.
 
     The personalised model is theta_i, the result of the client's last inner steps. The global model is mu.
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the client optimizer takes the steps on theta, and keeps its state in the round.
+      work: the local work in a round; the client optimizer takes the steps on theta, and its state is kept during the
+        round.
       inner_steps: number K of steps on theta for each mini-batch.
     """
     if inner_steps < 1:

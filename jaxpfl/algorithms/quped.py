@@ -7,9 +7,9 @@ updates, in this order:
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\
    \mu^+ &= \mu - \eta_3 \nabla_\mu [ CE(\mu) + \lambda_p KL(p_\mu \,\|\, p_{\theta^+}) ]
 
-where CE is the cross-entropy and p are the predicted class probabilities on the mini-batch. Both updates decrease the
-same divergence KL, weighted by lambda_p. The server averages mu uniformly. In full precision, this is the method with
-which Ozkara et al. 2023 compare AdaPeD.
+where CE is the cross-entropy, and p_mu and p_theta are the models' class probabilities on the mini-batch. Both updates
+decrease the same divergence KL, weighted by lambda_p. The server averages mu uniformly. Ozkara et al. 2023 compare
+AdaPeD with this method in full precision.
 
 With ``bits`` = b, predictions use quantised parameters Q(theta), where each parameter array x becomes
 
@@ -82,7 +82,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
-    """Make the client in which theta is a model of ``own_task`` and mu is a model of ``task``."""
+    """Make the client that trains theta, a model of ``own_task``, and mu, a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 
@@ -90,7 +90,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
         return quantize(theta, bits) if bits else theta
 
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
-        """Return a model's loss plus the weighted divergence, and the loss alone; ``own`` are the model's logits."""
+        """Return a model's loss plus the weighted divergence, and the loss alone, given the model's logits ``own``."""
         loss = batch.mean(task.loss(own, batch.y))
         return loss + lam * batch.mean(divergence(teacher, student, batch.y)), loss
 

@@ -66,11 +66,11 @@ class Method(NamedTuple):
       hyper: default hyper-parameters (traced).
       pooled: whether the method trains on all clients' examples together (`Algorithm.pooled`) and is not federated.
       uploads: whether clients upload anything.
-      step_noise: whether the method supports clipping and noise in every local step (`LocalWork.step_noise`). Each of
-        the tau steps must then compute one gradient of the uploaded parameters and pass it through
-        `LocalWork.released`, and no other part of the upload may depend on the data.
+      step_noise: whether the method supports clipping and noise in every local step (`LocalWork.step_noise`). In each
+        of the tau steps, the method must then compute one gradient of the uploaded parameters and apply
+        `LocalWork.released` to it. No other part of the upload may depend on the data.
       scales: number of scalars (such as psi) that clients upload in addition to parameters. With noise in every step,
-        their gradients are clipped separately.
+        the gradients of these scalars are clipped separately.
       releases: function from the options to the number of noisy sums in a round, for a method with its own private
         server (``LocalWork.privacy``). None if a round has a single sum, which `privatize` makes private.
       graph: whether the method needs a graph of the clients (``LocalWork.graph``).
@@ -152,11 +152,11 @@ METHODS: Mapping[str, Method] = {
 }
 
 FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if not method.pooled)
-"""Names of the federated methods, which are all methods except the methods on pooled data."""
+"""Names of the federated methods: all methods that do not train on pooled data."""
 
 
 _own: dict[str, Method] = {}
-"""Methods of the user's files that a command runs, by name."""
+"""Methods from user files in this command, by name."""
 
 
 def get(name: str) -> Method:
@@ -183,7 +183,7 @@ def get(name: str) -> Method:
 
 
 def names_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of methods that are given by name or by file; `get` then knows the names of the files' methods.
+    """Return the names of methods given by name or by file, and register the files' methods for `get`.
 
     Raises:
       JaxpflError: if a method of a file cannot be used.
@@ -194,5 +194,5 @@ def names_of(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_name(name: object) -> bool:
-    """Return whether a value can be a method's name, which is part of file names and of flags."""
+    """Return whether a value can be a method's name, which must be usable in file names and flags."""
     return isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", name) is not None

@@ -8,15 +8,14 @@ option II):
    y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\
    c_i^+ &= c_i - c + \frac{x - y}{\tau \eta} = \frac{1}{\tau} \sum_t \nabla f_i(y_t)
 
-Under plain SGD, option II is the mean of the client's gradients. This mean is used here for any client optimizer and
-number of steps. The server averages uniformly over the cohort S of the m clients,
+Under plain SGD, option II gives the mean of the client's gradients. This module uses this mean for any client optimizer
+and number of steps. The server averages uniformly over the cohort S of the m clients,
 
 .. math:: x \leftarrow x + \eta_g \operatorname{mean}_S (y - x), \qquad
    c \leftarrow c + \frac{|S|}{m} \operatorname{mean}_S (c_i^+ - c_i)
 
-so c remains the mean of c_i over all m clients, except for clients that drop out after updating c_i. eta_g is
-``server_lr``, and a server optimizer acts on x only. Weight decay is part of the gradients, and therefore of the
-variates.
+so c equals the mean of c_i over all m clients, unless a client drops out after it has updated c_i. eta_g is
+``server_lr``. A server optimizer changes x only. Weight decay is part of the gradients, and therefore of the variates.
 
 Reference: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 https://arxiv.org/abs/1910.06378.
@@ -44,9 +43,9 @@ class ScaffoldHyper(AveragingHyper):
     """Hyper-parameters of SCAFFOLD.
 
     The default learning rate is a fifth of FedAvg's. Unlike a client's gradient, the correction c - c_i does not shrink
-    within a round. The steps must therefore be short if the loss is strongly curved, and shorter for smaller cohorts.
-    On MNIST with three classes per client and a tenth of the clients in a round, ten steps with rate 0.03 diverge. On
-    digits and CIFAR-10 a rate of 0.05 is better. The default was the best on these three data sets together
+    within a round. The steps must therefore be short if the loss is strongly curved or the cohort is small. On MNIST
+    with three classes per client and a tenth of the clients in a round, ten steps with rate 0.03 diverge. On digits and
+    CIFAR-10 a rate of 0.05 is better. The default was the best on these three data sets together
     (``benchmarks/defaults.py``).
     """
 

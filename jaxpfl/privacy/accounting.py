@@ -1,8 +1,8 @@
 r"""Privacy accounting: compute a run's epsilon from its noise, sampling, rounds and relation, or calibrate the noise.
 
-dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by up to 2 C. The PLD
-accountant of dp-accounting 0.6 doubles the sensitivity itself. Its RDP accountant does not, so the RDP accountant
-receives half the noise multiplier.
+Uploads are clipped to norm C, and the package dp-accounting takes the noise multiplier relative to C. Under replace-one
+a client changes the sum by up to 2 C. The PLD accountant of dp-accounting 0.6 doubles the sensitivity itself. The RDP
+accountant does not, and therefore receives half the noise multiplier.
 
 The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not a valid bound (`CAVEAT`):
 
@@ -56,7 +56,7 @@ RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 
 
 def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
-    """Choose the relation under which a noise and a sampling are accounted: ``asked``, or the default.
+    """Choose the relation for accounting a noise mechanism with a sampling scheme: ``asked``, or the default.
 
     Raises:
       JaxpflError: if the combination cannot be accounted at all, or cannot be accounted under ``asked``.
@@ -85,7 +85,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     elif isinstance(sampling, Poisson):
         supported = ("add-or-remove-one",)
     elif isinstance(sampling, Cyclic):
-        # The blocks have equal sizes: adding or removing a user would move other users to other blocks.
+        # Because blocks have equal sizes, adding or removing a user would move other users to other blocks.
         supported = ("zero-out",)
     else:
         supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
@@ -108,19 +108,21 @@ _NEIGHBOURING = {
 }
 """dp-accounting's names for the relations."""
 SMALLEST_DELTA = 1e-12
-"""Smallest delta that the PLD accountant can resolve, because its convolutions truncate tails of 1e-15 and round by as
-much."""
+"""Smallest delta that the PLD accountant can resolve, because its convolutions truncate tails of 1e-15 and have
+rounding errors of the same size.
+"""
 FINE, SETTLED = 2e-3, 3e-4
-"""Grid step below which no step is halved, and relative change of epsilon at which halving stops."""
+"""Grid step below which the step is not halved, and relative change of epsilon at which halving stops."""
 # Probability treated as negligible when the range of the privacy loss is bounded.
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 
 
 def rdp_orders() -> list[float]:
-    """Orders of Renyi divergence: dense near 1 for large eps, and high enough for an eps of a few thousandths.
+    """Choose orders of Renyi divergence: dense near 1 for a large eps, and high enough for an eps of a few thousandths.
 
-    RDP is loose whatever the orders. For a single Gaussian release with eps 15.00 at delta 1e-10 it gives 15.63.
+    RDP bounds are loose for any choice of orders: a single Gaussian release with eps 15.00 at delta 1e-10 has the bound
+    15.63.
     """
     near = [1 + 0.05 * i for i in range(1, 80)]
     fractional = [5 + 0.1 * i for i in range(60)]
@@ -131,10 +133,10 @@ def rdp_orders() -> list[float]:
 def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
     """Step of the grid on which the PLD accountant represents privacy losses.
 
-    The step is small relative to the range of the losses and to their spread in one round, but the grid has at most
-    400,000 points. The accountant is pessimistic at any step. At this step the relative error of epsilon is at most
-    3e-3, and usually much smaller. `PrivacyPlan.epsilon` halves steps above `FINE` until epsilon changes by less than
-    `SETTLED`, which reduces the relative error to 1e-3.
+    The step is small relative to the range of the privacy losses and to their spread in one round, but not so small
+    that the grid has more than 400,000 points. The accountant is pessimistic at any step. At this step the relative
+    error of epsilon is at most 3e-3, and usually much smaller. `PrivacyPlan.epsilon` halves steps above `FINE` until
+    epsilon changes by less than `SETTLED`, which reduces the relative error to 1e-3.
 
     Args:
       noise_multiplier: standard deviation z of the noise, relative to the largest change that one client causes under
@@ -162,12 +164,14 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """Mean privacy loss of this many rounds with the user, plus ten standard deviations; almost never exceeded."""
+    """Mean plus ten standard deviations of the privacy loss in this many rounds with the user, which is almost never
+    exceeded.
+    """
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """The bound of `_reach`, computed by Renyi DP of the sampled rounds, which is tighter for many rounds."""
+    """Bound like `_reach`, but computed by Renyi DP of the sampled rounds, which is tighter for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -179,8 +183,8 @@ def _rdp_reach(z: float, rate: float, rounds: int) -> float:
 def quiet() -> Iterator[None]:
     """Suppress harmless warnings from dp-accounting.
 
-    dp-accounting warns about orders with a series that did not converge, although it leaves these orders out, and about
-    overflows to infinity, although it compares infinities correctly.
+    dp-accounting warns about orders for which a series did not converge, although it leaves these orders out. It also
+    warns about overflows to infinity, although it compares infinities correctly.
     """
     from absl import logging
 
@@ -201,9 +205,10 @@ CAVEAT = (
 
 
 def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the paper omits.
+    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the theorem does not
+    cover.
 
-    If the noise is added to the sum, C^2/(K s^2) is replaced by 1/z^2.
+    If the noise is added to the sum, with noise multiplier z, the terms C^2/(K s^2) are replaced by 1/z^2.
 
     Implements: Ozkara et al. 2023, Theorem 5; Ozkara et al. 2023, equations (58) to (61).
     """
@@ -217,7 +222,7 @@ def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | Non
 
 
 def theorem5_epsilon(slope: float, delta: float) -> float:
-    r"""Convert eps(alpha) = a alpha, with a the slope, to epsilon at delta by Lemma 1:
+    r"""Convert eps(alpha) = a alpha, where a is the slope, to epsilon at delta by Lemma 1:
 
     .. math:: \max\Bigl(0, \; \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha)
        - \frac{\log(\delta \alpha)}{\alpha - 1}\Bigr)
@@ -288,16 +293,17 @@ class PrivacyPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier z of all releases in a round together."""
+        """Noise multiplier z of a round, for all its releases together."""
         return self.noise.multiplier
 
     @property
     def releases_about_one(self) -> int:
-        """Largest number of rounds in which one client can take part: R, or its number of turns in cyclic cohorts.
+        """Largest number of rounds in which one client can take part: R, or the client's number of turns in cyclic
+        cohorts.
 
-        For banded noise, C has columns of norm 1, and a client's turns are at least as many rounds apart as there are
-        bands. The columns of C for these turns then share no row, so each turn counts as a separate release
-        (Choquette-Choo et al. 2023, Theorems 2 and 4).
+        For banded noise with the strategy matrix C, whose columns have norm 1, a client's turns are at least as many
+        rounds apart as there are bands. The columns of C for these turns are then non-zero in different rows, so each
+        turn counts as a separate release (Choquette-Choo et al. 2023, Theorems 2 and 4).
         """
         return self.sampling.turns(self.rounds) if isinstance(self.sampling, Cyclic) else self.rounds
 
@@ -379,8 +385,8 @@ class PrivacyPlan:
         """
         import dp_accounting as dp
 
-        # Cyclic blocks are fixed whatever the data, so zeroing a user's data and removing the user leave the same sums.
-        # dp-accounting supports Poisson sampling only under add-or-remove-one.
+        # Cyclic blocks do not depend on the data, so zeroing a user's data has the same effect on the sums as removing
+        # the user. dp-accounting supports Poisson sampling only under add-or-remove-one.
         same = "add-or-remove-one" if isinstance(self.sampling, Cyclic) else self._relation
         relation = dp.NeighboringRelation[_NEIGHBOURING[same]]
         if kind == "rdp":
@@ -427,7 +433,9 @@ class PrivacyPlan:
 
 @lru_cache(maxsize=1024)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
-    """Compute epsilon by dp-accounting; cached because a run's plan is checked, stored and reported."""
+    """Compute epsilon by dp-accounting; cached because epsilon is needed when a plan is checked, stored and
+    reported.
+    """
     event = plan.event(accountant)
 
     def epsilon_at(step: float | None) -> float:
@@ -458,7 +466,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
     Args:
       plan: plan whose noise is scaled. The result does not depend on the plan's initial amount of noise, except that
-        per-step noise keeps the ratio of its standard deviations, and adaptive clipping keeps the noise on the count.
+        per-step noise keeps the ratio of its standard deviations, and adaptive clipping keeps its noise on the count of
+        clipped updates.
       epsilon, delta: target.
       accountant: accountant to invert; ``paper`` inverts Theorem 5, which is not a valid bound.
 
@@ -505,7 +514,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
     """Find z and 2 z for which epsilon is above the target at z and at most the target at 2 z."""
-    # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, and its
+    # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, whose
     # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round with the user.
     log = -math.log(delta)
     # 1 / mu, where mu = sqrt(2 (log + epsilon)) - sqrt(2 log): for a small epsilon this difference would round to zero.

@@ -1,29 +1,30 @@
 r"""Empirical lower bounds on epsilon, from many worlds or from one run, and tests of the noise that a run added.
 
-**Many worlds.** A world is one independent run, with or without a canary: a client whose upload is chosen to be
-detectable, with norm C and direction c. The canary's score in a world is the component of the released sums S in that
-direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
+**Many worlds.** A world is one independent run, with or without a canary: a client whose upload, of norm C and
+direction c, is chosen to be easy to detect. The canary's score in a world is the component of the released sums S in
+that direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
 canary takes part adds 1. Anyone who sees the release can compute the score, so a claim limits how well the score
 separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim proves
 nothing.
 
-K worlds of each kind cannot give a bound above about log K, and give only a weak bound at a delta as small as in
-typical claims. Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and
-compare the bound with ``plan.epsilon`` at this delta.
+With K worlds of each kind, the bound cannot exceed about log K, and it is weak at a delta as small as in typical
+claims. Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and compare
+the bound with ``plan.epsilon`` at this delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
 **One run.** A coin decides for each of n canaries whether it is included. The auditor scores every canary, guesses that
 the highest scores belong to included canaries and the lowest scores to excluded ones, and abstains from the rest. For
-an (eps, delta)-DP mechanism, W correct guesses among r are hardly more probable than under randomised response (Steinke
-et al. 2023, Theorem 5.2): with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))`,
+an (eps, delta)-DP mechanism, many correct guesses W among r are hardly more probable than under randomised response
+(Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 +
+e^\epsilon))`,
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-The coin may choose between any two neighbouring data sets: a client is present or absent, has its data or none, or has
-its data or their opposite. Canaries from several independent runs are counted together. Because of the term with delta,
-a useful bound requires a delta far below 1 / n, as in typical claims.
+The coin may choose between any two neighbouring data sets: with or without a client, with a client's data or without
+them, or with a client's data or their opposite. Canaries from several independent runs are counted together. Because of
+the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
@@ -38,7 +39,7 @@ by two releases, leaves without noise, and released sums that differ from the su
 
 A correlation over many entries does not reveal noise that only a few entries share. Therefore entries with the same
 index in two leaves, rounds or runs are also compared one by one. Two entries are close if their absolute values differ
-by less than h, which exceeds the step of the lattice on which releases lie (`privacy.noise`). Given one entry, an
+by less than h, a threshold larger than the step of the releases' lattice (`privacy.noise`). Given one entry, an
 independent entry is close to it with probability at most :math:`2 h \sqrt{2 / \pi}`, so a binomial variable bounds the
 number of close pairs.
 """
@@ -132,7 +133,7 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Lower bounds on epsilon for given numbers of worlds with and without the canary."""
+    """Lower bounds on epsilon that given numbers of worlds with and without the canary can give."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -140,7 +141,8 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """Bounds for two tests, [2, T]: a score above the threshold means the canary is present, or means it is absent.
+        """Bounds for two tests, [2, T]: a score above the threshold is taken as a sign that the canary is present, or
+        absent.
 
         Args:
           tp, fp: number of worlds with and without the canary whose score is above the threshold, [T].
@@ -154,7 +156,9 @@ class _Odds:
 
 
 def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
-    """Best bound from one score per world, [K1] with the canary and [K0] without it, with its test and threshold."""
+    """Find the best bound, its test and its threshold from one score per world, [K1] with the canary and [K0] without
+    it.
+    """
     present, absent = np.sort(present), np.sort(absent)
     thresholds = np.unique(np.concatenate([present, absent]))
     bounds = odds.log(_above(present, thresholds), _above(absent, thresholds))
@@ -171,9 +175,11 @@ def _lowest(trials: int, error: float) -> np.ndarray:
 
 
 _SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the canaries that the auditor guesses; each share is tested with an equal part of the error probability."""
+"""Fractions of the canaries that the auditor guesses; each fraction is tested with an equal part of the error
+probability.
+"""
 _STEPS = 30  # bisection steps
-_LARGEST = 100.0  # the upper end of the search is not doubled beyond this
+_LARGEST = 100.0  # largest upper end of the search
 
 
 class OneRunBound(NamedTuple):
@@ -251,7 +257,7 @@ def one_run_lower_bound(
     tried = []
     for share in _SHARES:
         half = max(1, round(share * n / 2))
-        # With an odd number of canaries the two halves must not share one.
+        # If the number of canaries is odd, no canary may be in both halves.
         low, high = order[:half], order[max(n - half, half) :]
         correct, guesses = int((~included[low]).sum() + included[high].sum()), len(low) + len(high)
         tried.append((_largest_refuted(n, guesses, correct, delta, error), guesses, correct))
@@ -278,9 +284,11 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 
 
 _MOST = 100_000
-"""Largest sample for the Kolmogorov-Smirnov test, and for the comparison of a leaf's entries one by one."""
+"""Largest number of entries for the Kolmogorov-Smirnov test, and for the one-by-one comparison of a leaf's entries."""
 _CLOSE = 0.0025
-"""h: two entries that differ by less than h standard deviations (a lattice step, and rounding) may be the same draw."""
+"""Threshold h: two entries that differ by less than h standard deviations (a lattice step, and rounding) may be the
+same draw.
+"""
 
 
 class Finding(NamedTuple):
@@ -310,7 +318,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
-    rounds = whole[:, released.all(axis=0)]  # the rounds that every run released
+    rounds = whole[:, released.all(axis=0)]  # rounds with a release in every run
     equal = _equal(residuals)
     found = [
         _named("scale", {"all": _variance(whole[released])}),
@@ -355,14 +363,16 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """p-values for correlation between any two of n parts, [n, ...]; <a, b> / |b| is N(0, 1) for independent parts."""
+    """p-values for the correlation between any two of n parts, [n, ...]; for independent parts a and b, <a, b> / |b| is
+    N(0, 1).
+    """
     from scipy.stats import norm
 
     if not parts.size:
         return {}
     flat = parts.reshape(len(parts), -1)
     lengths = np.linalg.norm(flat, axis=1)
-    if not lengths.all():  # no noise, which the test of the scale reports
+    if not lengths.all():  # without noise, which the test of the scale reports
         return {}
     products = flat @ flat.T
     return {
@@ -372,11 +382,11 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
 
 
 def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """p-values for the number of close entries, by test: in two leaves, or in two runs or rounds of the same leaf."""
+    """p-values for the number of close entries, in two leaves and in two runs or rounds of one leaf, by test."""
     from scipy.special import bdtrc
 
     found: dict[str, dict[str, float]] = {"leaves": {}, "rounds": {}, "runs": {}}
-    # Entries of 0 have no noise, which the test of the scale reports: they would all count as close.
+    # Entries of 0 have no noise and would all count as close. The test of the scale reports them.
     sizes = {name: np.where(part == 0, np.nan, np.abs(part)) for name, part in residuals.items()}
     for (a, first), (b, second) in combinations_with_replacement(sizes.items(), 2):
         runs, rounds, n = np.minimum(first.shape, second.shape)
@@ -395,7 +405,9 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value for correlation between the noise of n releases, [n, entries], and their sums without noise."""
+    """p-value for the correlation between the noise of n releases, [n, entries], and the releases' sums without
+    noise.
+    """
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)

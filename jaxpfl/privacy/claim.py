@@ -1,7 +1,6 @@
-"""Privacy guarantee of a mechanism and a participation scheme over a run: the link between engine and accountant.
+"""Privacy guarantee of a run, computed from its mechanism and participation scheme.
 
-Mechanism and participation scheme are the objects that the round itself uses, so the accounting matches the actual
-noise and sampling.
+The round uses the same mechanism and participation objects, so the accounting matches the actual noise and sampling.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from jaxpfl.support.errors import JaxpflError, warn
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     """Fill in the bands and the coefficients of banded noise.
 
-    This is not a method of `Mechanism` because a compiled round's cache key depends on that class: a method that uses
-    SciPy would prevent cache hits.
+    This is not a method of `Mechanism` because the cache key of a compiled round depends on that class, and a method
+    that uses SciPy would prevent cache hits.
 
     Args:
-      mechanism: mechanism with any noise; returned unchanged if its noise is not banded or has coefficients.
+      mechanism: mechanism with any noise; returned unchanged if the noise is not banded or already has coefficients.
       rounds: number of rounds R, for which the coefficients are optimal.
       cycle: number of rounds from one turn of a client to the next, which is the default number of bands (at most R);
         None if clients do not take turns.

@@ -9,7 +9,7 @@ batch, and trains on
           \lambda \ell(\cdot, y_i) + (1 - \lambda) \ell(\cdot, y_{\pi(i)})
 
 Several augmentations are joined by ``+`` and applied from left to right. Every local step, also in personalisation,
-augments its batch with new random numbers. Passes over all of a client's examples and evaluations use the original
+augments its batch with new random numbers. Evaluations, and passes over all of a client's examples, use the original
 examples. The random numbers derive from the step's key and `Purpose.AUGMENTATION`. Each example has its own random
 number, so padding does not change the result.
 
@@ -48,11 +48,11 @@ def _mixup(alpha: float = 0.2) -> float:
 
 
 AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _crop, "mixup": _mixup}
-"""Functions by the augmentation's name that check and return its argument, or return 0 if it has no argument."""
+"""For each augmentation, a function that checks and returns its argument, or returns 0 if it has no argument."""
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: two labels for each example, both [b], and the weight of the first label, []."""
+    """Labels of mixed examples: the two labels of each example, both [b], and the weight of the first label, []."""
 
     first: Array
     second: Array
@@ -74,7 +74,7 @@ class Augmentation:
         """Augment a batch; return its inputs and labels.
 
         Args:
-          key: random key that is used for nothing else.
+          key: random key, not used elsewhere.
           x: inputs, [b, ...]; zero for slots that are not valid.
           y: labels, [b].
           valid: [b] bool, true for real examples, which come first.

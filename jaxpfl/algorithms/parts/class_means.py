@@ -31,7 +31,7 @@ def refuse_other_tasks(method: str, why: str, task: Task) -> None:
 
     Args:
       method: the method's name.
-      why: phrase that says what the method needs classes for; it follows the method's name in the error.
+      why: reason why the method needs classes, a phrase that follows the method's name in the error.
       task: the task to check.
 
     Raises:
@@ -69,7 +69,8 @@ def client_means(features: Callable[[PyTree], Array], classes: int, data: Client
 
 
 def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Array:
-    """Squared distance from each example's features to the mean of its class, divided by F, [b]; zero without a mean.
+    """Squared distance from each example's features to its class mean, divided by F, [b]; zero if the class has no
+    mean.
 
     Args:
       rows: features, [b, F].

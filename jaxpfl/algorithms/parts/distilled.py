@@ -1,6 +1,6 @@
 """Mutual distillation between a personal model theta and a global model mu, with scale psi: local steps and server.
 
-The methods `adaped` and `adaped_plus` use these steps. `adaped` uses AdaPeD's weights of the loss terms, and
+The methods `adaped` and `adaped_plus` use these steps. In `adaped`, the loss terms have the paper's weights;
 `adaped_plus` has options for other weights.
 """
 
@@ -41,7 +41,7 @@ class AdaPeDHyper(AveragingHyper):
 
 
 Weigh = Callable[[Array], Array]
-"""Function from psi to the factor [] on theta's whole gradient."""
+"""Function from psi to a factor [] by which theta's whole gradient is multiplied."""
 
 TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
 """Objective of mu in a step: function ``(batch, logits of mu, logits of theta, psi) -> []``."""
@@ -56,7 +56,7 @@ class Distilled(NamedTuple):
       work: the local work in a round.
       gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
         classes. The factor is zero if mu predicts no better than a uniform guess.
-      weigh: function from psi to the factor on theta's whole gradient; None for a factor of 1.
+      weigh: function from psi to a factor by which theta's whole gradient is multiplied; None for 1.
     """
 
     task: Task
@@ -112,7 +112,7 @@ class Distilled(NamedTuple):
           of_theta, of_mu: optimizers of theta and mu.
           hp: hyper-parameters, which give c, eta_3 and the floor for the step on psi.
           teacher_loss: objective of mu.
-          seen: function from psi to the scale that the updates of theta and mu use; the update of psi uses psi itself.
+          seen: function from psi to the scale used in the updates of theta and mu; the update of psi uses psi itself.
         """
         work = self.work
 
@@ -161,7 +161,7 @@ class Distilled(NamedTuple):
         seen: Callable[[Array], Array] = lambda psi: psi,
         estimates: bool = False,
     ) -> tuple[PyTree, Metrics]:
-        """Train theta with mu fixed.
+        """Train theta for several steps with mu fixed.
 
         Args:
           key, hp, ctx, data: arguments of the client's functions and of `run_steps`.
@@ -169,7 +169,7 @@ class Distilled(NamedTuple):
           gamma: `Shared` with mu, which stays fixed, and the initial psi.
           rate: the learning rate eta_1 after decay.
           steps: number of steps on theta; None for tau.
-          seen: function from psi to the scale that the updates of theta use, as in `step`.
+          seen: function from psi to the scale used in the updates of theta, as in `step`.
           estimates: whether each step on theta is followed by a step on psi; otherwise psi is fixed.
 
         Returns:

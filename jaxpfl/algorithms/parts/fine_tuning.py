@@ -35,7 +35,7 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
 
 
 def step_count(tuning: LocalWork | None) -> int | LocalEpochs:
-    """Return the number of gradients that fine-tuning takes, in the form of `Gradients.personalize`."""
+    """Return the number of gradients that fine-tuning computes, as `Gradients.personalize` counts them."""
     return 0 if tuning is None else tuning.own_steps or tuning.steps
 
 
@@ -52,7 +52,7 @@ def fine_tuned(
 ) -> PyTree:
     """Return the parameters after fine-tuning from ``params``, or ``params`` if ``tuning`` is None.
 
-    The learning rate is ``factor`` times the learning rate of the last round. A round has ``round_steps`` local steps.
+    The learning rate is ``factor`` times the learning rate of the last round, which had ``round_steps`` local steps.
     """
     if tuning is None:
         return params

@@ -16,7 +16,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 H = TypeVar("H")
 PAPER = "paper"
-"""Text that users may give instead of a number, for the paper's value of a hyper-parameter."""
+"""Text by which users select the paper's value of a hyper-parameter."""
 
 
 def hyper(
@@ -39,12 +39,12 @@ def hyper(
       low, high: smallest and largest allowed value.
       positive: whether ``low`` itself is excluded.
       is_rate: whether this is a learning rate that ``--lr`` and ``fit(lr=)`` set.
-      is_step: whether this is a step size that ``--lr`` and ``fit(lr=)`` do not set (for a prior, a scale, a mixture,
-        adaptation or the server).
+      is_step: whether this is another step size, which ``--lr`` and ``fit(lr=)`` do not set (for a prior, a scale, a
+        mixture, adaptation or the server).
       decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default
         ``is_rate``.
-      paper: value in the method's paper, or in a paper that compares with the method, if that value differs from the
-        default. Users select it with the text ``"paper"`` (`replace`).
+      paper: value in the method's paper or in a comparison with the method, if different from the default. Users select
+        it with the text ``"paper"`` (`replace`).
     """
     metadata = {
         "doc": doc,
@@ -69,14 +69,14 @@ class SgdHyper:
     weight_decay: Scalar = hyper(1e-4, "added to each gradient as weight_decay * parameters")
 
     def decay(self, round: Array, local_steps: int) -> Array:
-        """Factor on every decaying rate in round ``round`` (from 0), with ``local_steps`` local steps per round."""
+        """Factor by which every decaying rate is multiplied in round ``round`` (counted from 0)."""
         # 1e-4 is added because an integer quotient may be rounded to just below the integer.
         return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
 @struct.dataclass
 class AveragingHyper(SgdHyper):
-    """Hyper-parameters of SGD methods with an averaging server; the server's learning rate does not decay."""
+    """Hyper-parameters of SGD methods with an averaging server, whose learning rate does not decay."""
 
     server_lr: Scalar = hyper(
         1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True, is_step=True
@@ -111,8 +111,8 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
     Args:
       method: the method's name, for errors.
       hp: the hyper-parameters.
-      values: name -> value. A sequence has one value for each run of a sweep. The text ``"paper"`` stands for the
-        paper's value, or for the default if the paper's value is not declared.
+      values: name -> value. A sequence has one value for each run of a sweep. The text ``"paper"`` selects the paper's
+        value, or the default if no paper's value is declared.
 
     Raises:
       JaxpflError: if a name is unknown, or a value is not a number or is outside its range.

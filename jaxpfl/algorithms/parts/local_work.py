@@ -55,8 +55,8 @@ class LocalWork:
     """Static settings of the clients' training in a round, and of the server's aggregation.
 
     Attributes:
-      sizes: each client's number of training examples, on the host; they determine static bounds of the compiled
-        program.
+      sizes: each client's number of training examples, as host values, because they determine static bounds in the
+        compiled program.
       steps: number tau of local steps in a round; if work is in epochs, the largest number of steps that any client
         takes.
       batch_size: number b of examples in a mini-batch; a client with fewer examples uses all of them.
@@ -66,12 +66,12 @@ class LocalWork:
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
       weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
       privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. Methods
-        use it only for noise in every step (`released`), except AdaMix, whose private server uses it too.
+        themselves use the mechanism only for noise in every step (`released`); AdaMix's private server also uses it.
       unseen: number of clients that are never trained; they are the last clients in ``sizes``.
       graph: graph of the trained clients in the order of the stack, for methods that need a graph (`Method.graph`).
       epochs: number E of passes over a client's own examples in a round; None if all clients take ``steps`` steps.
-      schedule: factors on the learning rates over the run, which the engine applies around any method
-        (`schedules.scheduled`); None if each method decays its rates itself.
+      schedule: schedule of the learning rates, which the engine applies to any method (`schedules.scheduled`); None if
+        each method decays its rates itself.
       clip: norm to which the gradient of each step is clipped (`descent`); None for no clipping.
       keeps_optimizer: whether clients keep their optimizer states; the engine then applies `optimizers.keeping`.
       augment: augmentation of every batch; None for no augmentation.
@@ -107,7 +107,7 @@ class LocalWork:
         return replace(self, steps=steps, epochs=epochs)
 
     def refuse_mixing(self, method: str) -> None:
-        """Refuse an augmentation that mixes examples (mixup). Methods that use labels outside the loss call this.
+        """Refuse an augmentation that mixes examples (mixup), for methods that use labels outside the loss.
 
         Raises:
           JaxpflError: if ``augment`` mixes examples; the error names the method.
@@ -136,7 +136,8 @@ class LocalWork:
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clip the gradient of uploaded parameters and add noise if `step_noise` is set; else return it unchanged.
+        """Clip and noise the gradient of uploaded parameters if `step_noise` is set; else return the gradient
+        unchanged.
 
         Args:
           key: key of the local step.
@@ -147,7 +148,7 @@ class LocalWork:
     def batches(self, steps: int, own: LocalEpochs | None = None) -> batching.Batching:
         """Plan the batches of a round of ``steps`` steps.
 
-        With ``own``, work is in epochs, and clients with fewer examples take fewer steps.
+        If ``own`` is given, work is in epochs, and clients with fewer examples take fewer steps.
 
         Raises:
           JaxpflError: if ``draw`` is unknown, or the batch size is below one.
@@ -155,7 +156,7 @@ class LocalWork:
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
-        """Return the client optimizer at a learning rate, applied to ``gradient + weight_decay parameters``.
+        """Return the client optimizer at a learning rate. Its input is ``gradient + weight_decay parameters``.
 
         An optimizer that has its own weight decay (``adamw``) also applies this decay, decoupled from the gradient.
         With ``clip``, the gradient is first multiplied by ``min(1, clip / |gradient|)``.
@@ -171,7 +172,7 @@ def steps_within(steps: int, limit: Scalar) -> Scalar:
 
 
 def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
-    """Make the gradient counts of a client that takes ``steps`` steps of ``each`` gradients in every round.
+    """Count the gradients of a client that takes ``steps`` steps with ``each`` gradients per step in every round.
 
     The count is the same for rounds in the cohort and outside the cohort.
     """
@@ -183,7 +184,7 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
 
 
 Step = Callable[..., tuple[PyTree, Metrics]]
-"""Function of one step, ``(key, carry, batch) -> (carry, metrics)``; several batches are separate arguments."""
+"""One local step, ``(key, carry, batch) -> (carry, metrics)``; a step on several batches takes each as an argument."""
 
 _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 
@@ -191,7 +192,7 @@ _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
     """Return the function ``(parameters, key, batch) -> []`` that computes the task's mean loss over a batch.
 
-    The key is for dropout layers.
+    Dropout layers use the key.
     """
 
     def loss(params: PyTree, key: Key, batch: Batch) -> Array:
@@ -221,7 +222,7 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
 
 
 def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
-    """Return the function that computes `loss_gradient`, and also the running statistics updated by the batch.
+    """Return the function that computes the loss, its gradient and the running statistics after the batch.
 
     The gradient is zero for running statistics. For a model without running statistics, None is returned for them.
 
@@ -264,13 +265,13 @@ def run_steps(
     Args:
       work: static settings of the local work.
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
-      ctx: information about the run, with the limit on the steps.
+      ctx: information about the run, including the limit on the number of steps.
       data: the client's examples.
       step: function of one step, ``(key, carry, batch) -> (carry, metrics)``.
       carry: state that each step receives from the previous step.
       metrics: names of the scalars that ``step`` returns.
       steps: number of steps; by default tau or, if the work is in epochs, the client's own number of steps.
-      batches_each: number of mini-batches that each step receives, drawn one after the other.
+      batches_each: number of consecutive mini-batches that each step receives.
       beside: tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then the
         pair (inputs, rows of ``beside`` for the same examples).
 

@@ -6,8 +6,8 @@ argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the se
 equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative gradient (at a
 server, the mean model update).
 
-``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
+The optimizer ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
 
 .. math:: v \leftarrow \beta v + \Delta, \qquad x \leftarrow x + \eta v
 
@@ -61,7 +61,7 @@ _LEFT_OUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
 noise at all clients. optax deprecates optimistic_adam."""
 
 _FRACTIONS = ("b1", "b2", "b3", "decay", "momentum", "rho")
-"""Arguments whose values must be below one."""
+"""Arguments of optimizers that must be below one."""
 
 
 def fedavgm(learning_rate: Scalar, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
@@ -98,7 +98,9 @@ class _Moments(NamedTuple):
 def _adaptive(
     learning_rate: Scalar, b1: float, tau: float, second: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """Common form of FedAdagrad, FedAdam and FedYogi; ``second`` maps v and the squared gradient to the new v."""
+    """Make FedAdagrad, FedAdam or FedYogi, which differ only in ``second``, the map from (v, squared gradient) to the
+    new v.
+    """
 
     def init(params: PyTree) -> _Moments:
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
@@ -164,9 +166,9 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
 
 
 def normalizes(optimizer: Optimizer) -> bool:
-    """True if an optimizer's steps have about the size of the learning rate, independently of the gradients' size.
+    """True if an optimizer's steps are about as large as the learning rate, however large the gradients are.
 
-    The result is false for a factory function, about which nothing is known.
+    The result is false for a factory function, because its optimizer is unknown.
     """
     return isinstance(optimizer, str) and optimizer.partition(":")[0] not in _PROPORTIONAL
 
@@ -206,8 +208,8 @@ class Descent(NamedTuple):
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
         """Return the state after one step.
 
-        For plain SGD, as `LocalWork.descent` makes it, the new parameters are
-        ``params - rate (gradient + weight_decay params)``.
+        For plain SGD made by `LocalWork.descent`, the new parameters are ``params - rate (gradient + weight_decay
+        params)``.
         """
         updates, memory = optimizer.update(gradient, self.memory, self.params)
         return Descent(optax.apply_updates(self.params, updates), memory)
@@ -218,8 +220,8 @@ class Kept(NamedTuple):
 
     Attributes:
       own: the state of the method's client.
-      memories: optimizer states at the end of the client's last round, one for each `Descent` in the round's local
-        steps, in order; not used before the client's first round.
+      memories: optimizer states at the end of the client's last round, in the order of the `Descent` states in the
+        round's local steps; not used before the client's first round.
       rounds: [] int32, the number of the client's rounds in the cohort so far.
     """
 
@@ -231,7 +233,7 @@ class Kept(NamedTuple):
 class _Round:
     """Optimizer states of the round that is being traced, before and after its local steps.
 
-    ``kept`` are the states with which the round starts; None if it starts with new states.
+    ``kept`` contains the states from before the round; None if the round starts with new states.
     """
 
     def __init__(self, kept: Kept | None):
@@ -280,7 +282,7 @@ def record_memories(carry: PyTree) -> PyTree:
 def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
     """Wrap an algorithm such that its clients keep their optimizer states.
 
-    A pooled algorithm is returned unchanged, because its client keeps the states already.
+    A pooled algorithm is returned unchanged, because its client already keeps the optimizer state.
 
     Args:
       algorithm: any algorithm that calls `local_work.run_steps` for its local steps, outside of traced branches and

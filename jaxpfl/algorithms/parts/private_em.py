@@ -9,8 +9,8 @@ component. These sums are scaled to comparable size and released together, with 
 
 Privacy guarantee: :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2` for any upload, and the current
 mixture is public, because the previous step released it. Each EM step is therefore a Gaussian mechanism with noise
-multiplier z, and a round has one release per EM step. The initial centers are the current centers, moved by C / 2 in
-random directions that do not depend on the data.
+multiplier z, and a round has one release per EM step. In the first round, EM starts from the current centers, moved by
+C / 2 in random directions that do not depend on the data.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ def em(
     """Run EM steps, each with one noisy release of the sums.
 
     A component keeps its center and variance if its noisy count is below one, or below two standard deviations of the
-    count's noise. For the probabilities, every count is at least one, so that a component can recover.
+    count's noise. When the probabilities are computed, counts below one are replaced by one, so that a component can
+    recover.
 
     Args:
       key: key of the noise.
-      gamma: the current mixture, with centers relative to the same origin as the changes.
+      gamma: the current mixture, with centers relative to the same origin as ``changes``.
       changes: the uploaded model updates, leaves [S, ...] for S slots.
       valid: mask of the slots with an upload, [S].
       clipping_norm: norm C to which the updates are clipped.

@@ -1,7 +1,7 @@
 r"""Schedules of learning rates over a whole run, by name.
 
-In round :math:`r = 0, 1, \dots` every decaying rate of a method (`hyper.hyper`) is multiplied by a factor in [0, 1],
-which replaces the method's own ``lr_decay``. Let R be the number of rounds, w the number of warm-up rounds and
+In round :math:`r = 0, 1, \dots` every decaying rate of a method (`hyper.hyper`) is multiplied by a factor in [0, 1].
+This factor replaces the method's own ``lr_decay``. Let R be the number of rounds, w the number of warm-up rounds and
 :math:`s = r - w`. The factor is
 
 .. math::
@@ -12,15 +12,15 @@ which replaces the method's own ``lr_decay``. Let R be the number of rounds, w t
    f^{\lfloor s / k \rfloor} &\quad\text{(step)} \\
    f^s &\quad\text{(exponential)}
 
-where e is ``end``, f is ``factor`` and k is ``every``. The factor depends on the round of the run, not on the number of
-rounds of a client, and is constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``,
+where e is ``end``, f is ``factor`` and k is ``every``. The factor depends on the round of the run, not on how often a
+client has taken part, and is constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``,
 Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies only to training. Personalisation
-after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because the rate at the
-end of a cosine schedule is zero.
+after training (for example, fine-tuning) and the adaptation of new clients use the unscheduled rates, because the rate
+at the end of a cosine schedule is zero.
 
 A schedule may also be a function of the round, such as an optax schedule. The function is tabulated over the rounds of
 the run when the run begins. Its values are factors in [0, 1], like the factors above. A function whose largest value is
-not 1 is refused, because it may return the learning rate itself, which would then be applied twice.
+not 1 is refused, because its values may be learning rates instead of factors.
 
 Reference for the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).
@@ -55,10 +55,10 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OWN = "decay"
-"""Name of the schedule with which each method keeps its own decay, given by ``lr_decay`` and ``decay_every``."""
+"""Name of the schedule that leaves each method its own decay, given by ``lr_decay`` and ``decay_every``."""
 
 Factors = Callable[[Any], Any]
-"""Function from a round, counted from 0, to the factor on every rate in this round; JAX must be able to trace it."""
+"""Function from a round, counted from 0, to the factor for every rate in this round; must be traceable by JAX."""
 
 _TABLE = "table"
 _WARMUP = {"warmup": 0.0}
@@ -70,7 +70,7 @@ SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
     "step": {"every": None, "factor": 0.1} | _WARMUP,
     "exponential": {"factor": 0.99} | _WARMUP,
 }
-"""Arguments of each schedule, by name, with their defaults; None for an argument that must be given."""
+"""For each schedule, its arguments and their defaults; None for an argument that must be given."""
 
 _ROUNDING = 1e-5  # tolerance for the rounding error of a schedule that is computed in float32
 _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Range(1), "warmup": Range(0)}
@@ -82,10 +82,10 @@ class Schedule:
     share a compiled program.
 
     Attributes:
-      name: a name in `SCHEDULES`, or the name that `tabulated` sets.
+      name: a name in `SCHEDULES`, or the name for a tabulated function.
       rounds: number R of rounds of the run.
       table: factor of each round, if the schedule is a function; later rounds have the last factor.
-      warmup, end, factor, every: the schedule's arguments; arguments that the schedule does not have are ignored.
+      warmup, end, factor, every: arguments of the schedules; each schedule ignores the arguments of other schedules.
     """
 
     name: str = struct.field(pytree_node=False)
@@ -97,7 +97,7 @@ class Schedule:
     table: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
     def value(self, round: Scalar) -> Array:
-        """Factor on every rate in a round, [].
+        """Factor by which every rate is multiplied in a round, [].
 
         Examples:
           >>> [round(float(parse("cosine:warmup=1", 3).value(r)), 3) for r in range(4)]
@@ -201,7 +201,7 @@ def parse(text: str, rounds: int) -> Schedule | None:
 
 
 def depends_on_rounds(text: str) -> bool:
-    """True if the schedule that a text describes depends on the number of rounds of the run."""
+    """True if the schedule with this text form depends on the run's number of rounds."""
     return text.partition(":")[0] in ("cosine", "linear")
 
 
@@ -223,7 +223,7 @@ class ScheduledHyper:
 
 
 def unscheduled(hp: PyTree) -> PyTree:
-    """Return hyper-parameters with the constant schedule; they may be nested in the hyper-parameters of a wrapper."""
+    """Replace the schedule by the constant schedule, also where it is nested in a wrapper's hyper-parameters."""
 
     def constant(node: Any) -> Any:
         return ScheduledHyper(node.method, Schedule("constant", 1.0)) if isinstance(node, ScheduledHyper) else node

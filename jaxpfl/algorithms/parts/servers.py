@@ -6,9 +6,9 @@ in epochs, for a client with few examples. The server adds
 
 .. math:: \Bigl( \sum_i p_i \tau_i \Bigr) \sum_i p_i \frac{\Delta_i}{\tau_i}
 
-instead of :math:`\sum_i p_i \Delta_i`, which would in effect also weight clients by their numbers of steps and thus
-converge to the minimiser of another objective. If all clients take the same number of steps, the two expressions are
-equal. Weight decay is treated as part of the gradient.
+instead of :math:`\sum_i p_i \Delta_i`. That sum would in effect also weight clients by their numbers of steps, and
+training would converge to the minimiser of another objective. If all clients take the same number of steps, the two
+expressions are equal. Weight decay is treated as part of the gradient.
 
 Reference: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 https://arxiv.org/abs/2007.07481, equation (10) for SGD without momentum.
@@ -19,17 +19,18 @@ client i in the cohort S, the server's step is
 .. math:: x \leftarrow x + \operatorname{step}(-\bar\Delta), \qquad
    \bar\Delta = \frac{\sum_{i \in S} w_i \Delta_i}{\sum_{i \in S} w_i}
 
-``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. `optimizers` has FedAvgM, FedAdam and others.
+``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. Other server optimizers, such as FedAvgM and
+FedAdam, are in `optimizers`.
 
-**Models stored for new clients** (`keeping_models`). After r rounds, the server has stored at most S of the models
-mu_0 ... mu_r, from rounds that are multiples of a stride k_r. The stride doubles whenever S multiples do not reach
-round r:
+**Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models from mu_0
+... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two for which S multiples, 0
+included, reach round r:
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
 Once every slot is used, a new model replaces the earliest model whose round is not a multiple of the stride. After the
-stride has doubled, the early models are therefore the first that are k_r rounds apart. Later models are k_r / 2 rounds
-apart until they are replaced.
+stride has doubled, the models are thinned from the earliest on: the later models remain k_r / 2 rounds apart until they
+are replaced.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
     """Fraction |S| / m of all clients that contribute, [].
 
-    If the clients in S change by their mean update, a mean over ALL m clients changes by this fraction of the update.
+    If the clients in S change on average by an update, the mean over ALL m clients changes by this fraction of the
+    update.
     """
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
 
@@ -125,8 +127,8 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
       work: the local work in a round.
 
     Raises:
-      JaxpflError: if the client optimizer is not plain SGD, because the steps of other optimizers do not contribute
-        equally to the update.
+      JaxpflError: if the client optimizer is not plain SGD, because the steps of other optimizers contribute unequally
+        to the update.
     """
     if work.optimizer != "sgd":
         raise JaxpflError(f"{method}.fednova needs client_optimizer = sgd, got {work.optimizer}")
@@ -189,7 +191,7 @@ def with_server_optimizer(
         tree of the same structure.
       optimizer: a name with arguments, or a factory function. With ``sgd``, the updates are multiplied by the rate, and
         the server keeps no optimizer state. With any other optimizer, the server's state is a `WithOptState`.
-      acts_on: tree prefix of the uploads, true for a model's parameters; the other parts are averaged. None for
+      acts_on: tree prefix of the uploads, true for a model's parameters; parts marked false are averaged. None for
         ``Algorithm.increments``.
       averaged: function that selects the averaged part of `Message.shared`; by default, all of it.
 
@@ -212,7 +214,8 @@ def with_server_optimizer(
     inner, make = algorithm.server, resolve(optimizer)
 
     def transformation(rate: Scalar) -> optax.GradientTransformation:
-        # The optimizer's gradient is -mean. Scaling it by -1 gives the mean itself for the parts that are averaged.
+        # The optimizer's gradient is -mean. Scaling this gradient by -1 gives the mean, for the parts that are
+        # averaged.
         return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
 
     def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
@@ -247,7 +250,7 @@ def with_server_optimizer(
 
 
 def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda params: params) -> PyTree:
-    """Make the value of `Algorithm.increments` for uploads of a model update: false for running statistics, else true.
+    """Make the tree `Algorithm.increments` for uploads of a model update: false for running statistics, else true.
 
     Args:
       task: task with the model.
@@ -307,7 +310,9 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and the number of rounds before each, [S] int32; -1 for an empty slot."""
+    """Past global models, leaves [S, ...], and the round after which each was stored, [S] int32; -1 for an empty
+    slot.
+    """
 
     rounds: Array
     models: PyTree
@@ -326,7 +331,7 @@ class Archive(NamedTuple):
 
 
 def begin_store(mu: PyTree, size: int) -> StoredModels:
-    """Make a store with ``size`` slots, of which only the first, with mu_0, is used."""
+    """Make a store with ``size`` slots: the first contains mu_0, and the others are empty."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 

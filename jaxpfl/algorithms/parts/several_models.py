@@ -15,7 +15,8 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def personal_tasks(task: Task, architectures: str) -> list[Task]:
-    """Make one task, with its own model, for each group. A client's group is its id modulo the number of groups.
+    """Make one task for each group of clients, with the group's model. A client's group is its id modulo the number of
+    groups.
 
     Args:
       task: the global model's task.

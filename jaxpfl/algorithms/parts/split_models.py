@@ -5,10 +5,10 @@ The model of client n has the parameters
 .. math:: \theta_n = M x + N z_n
 
 where M and N are 0-1 matrices whose rows have at most one 1. A parameter that is part of x is shared, and a parameter
-that is part of z_n is personal. If a parameter is both shared and personal, its two values are added. If it is neither,
-it is fixed at its initial value. `Masks.shared_part` and `Masks.personal_part` apply M^T and N^T, which the paper
-writes as inverses. The shared, personal and fixed parts are trees with the nodes of the model, and None for each
-missing leaf.
+that is part of z_n is personal. If a parameter is both shared and personal, its two values are added. A parameter that
+is neither is fixed at its initial value. `Masks.shared_part` and `Masks.personal_part` apply M^T and N^T, which the
+paper writes as inverses. The shared, personal and fixed parts are trees with the model's structure, in which leaves of
+the other parts are None.
 
 Reference: Zhao et al., Figure 3.
 """
@@ -45,7 +45,7 @@ class Parts(NamedTuple):
     fixed: PyTree
 
     def model(self) -> PyTree:
-        """Return the whole model, ``M x + N z`` with the fixed parameters."""
+        """Return the whole model: ``M x + N z`` and the fixed parameters."""
 
         def add(*parts: Array | None) -> Array:
             return reduce(jnp.add, [part for part in parts if part is not None])
