@@ -1,4 +1,4 @@
-"""The engine: compiles whole rounds over the client axis and the axis of runs."""
+"""The engine: compiled programs that train and score all clients and all runs."""
 
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.fit import Fit

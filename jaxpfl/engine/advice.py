@@ -60,7 +60,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn about a sweep whose values have different seeds, which mixes both effects; raise an error if ``strict``."""
+    """Warn if a sweep's values have different seeds, whose effects cannot then be separated; an error if ``strict``."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -82,7 +82,7 @@ def check_federation(
     """Warn about clients that cannot be scored because they have no test examples; raise an error if ``strict``.
 
     Raises:
-      JaxpflError: if the inputs of unseen clients have another shape than the inputs of trained clients.
+      JaxpflError: if the inputs of unseen clients and of trained clients differ in shape.
     """
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
@@ -122,7 +122,7 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
 
 def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
-    """Sentences about settings that differ from their defaults but have no effect, each with the reason.
+    """Return a sentence for each setting that differs from its default but has no effect, with the reason.
 
     Args:
       specs: one run for each method, all with the same settings. A setting has an effect if at least one method uses

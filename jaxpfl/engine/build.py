@@ -1,4 +1,4 @@
-"""Builder of simulations for `fit` and all commands: it checks a run's settings against its data and combines them."""
+"""Construction of simulations for `fit` and all commands, with checks of a run's settings against its data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | No
 
 
 def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Assembled:
-    """Check a run's settings against its data, and combine them.
+    """Check a run's settings against its data, and collect the inputs of its simulation.
 
     Args:
       spec: settings of the run.
@@ -88,17 +88,18 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
 def assemble_shapes(
     spec: RunSpec, example: Examples, num_clients: int, sizes: tuple[int, int] = (1, 1), steps: int | None = None
 ) -> Assembled:
-    """Combine a run's settings without its data, for a server or a client that cannot see the clients' examples.
+    """Collect the inputs of a run without its data, for a party that cannot see the clients' examples.
 
-    `Assembled.algorithm` then returns the method of the simulation: its schedule, privacy mechanism and compressor
-    included.
+    `Assembled.algorithm` then returns the same algorithm as in a simulation, with its schedule, privacy mechanism and
+    compressor.
 
     Args:
       spec: settings of the run, with ``num_classes`` if there are classes.
       example: shapes of one example's input and label (`jax.ShapeDtypeStruct`).
       num_clients: number m of clients.
       sizes: numbers of training and validation examples of a client; the server's functions do not depend on them.
-      steps: largest number of local steps of any client; None if it is the number of steps for these sizes.
+      steps: largest number of local steps of any client; by default, the number of steps of a client with ``sizes``
+      examples.
 
     Raises:
       JaxpflError: as in `assemble`.
@@ -132,7 +133,7 @@ def put_together(
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
-      steps: number of local steps of the client with the most examples, if it is not in the federation.
+      steps: number of local steps of the client with the most examples, if this client is not in the federation.
 
     Raises:
       JaxpflError: if the data do not allow a setting, or if a name is unknown.
@@ -183,7 +184,7 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
       kind: name of the run's task.
 
     Raises:
-      JaxpflError: if no client has such validation examples; the message gives the remedy.
+      JaxpflError: if no client has validation examples with a score; the message gives the remedy.
     """
     if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
@@ -231,7 +232,7 @@ class Assembled:
       mechanism: calibrated clipping and noise; None if the run is not private, or if users are protected and nothing is
         uploaded.
       work: local work, including the mechanism of the uploads and the graph of the clients.
-      attackers: true for each client that attacks, [m] bool; None without an attack.
+      attackers: whether each client attacks, [m] bool; None without an attack.
       availability: dropout, stragglers and the time model.
     """
 
@@ -312,8 +313,8 @@ class Assembled:
     def algorithm(self) -> tuple[Algorithm, Any]:
         """Build the method's algorithm and its hyper-parameters.
 
-        The algorithm is wrapped in the schedule, the privacy mechanism, the attack, the robust aggregation and the
-        compressor of the run, as far as there are any.
+        The algorithm is wrapped in the run's schedule, privacy mechanism, attack, robust aggregation and compressor, if
+        the run has them.
 
         Raises:
           JaxpflError: if the method does not support the run.
@@ -363,7 +364,7 @@ class Assembled:
         return algorithm, values
 
     def _one_client(self) -> Splits:
-        """Shapes of one client's view of its data, computed without a trace, because each fit needs them."""
+        """Shapes of one client's view of its data, computed without a trace to save time in each fit."""
         number = jax.ShapeDtypeStruct((), np.int32)
 
         def view(split: ClientData) -> ClientData:
@@ -399,7 +400,7 @@ class Assembled:
 
 
 def _is_registered(method: Method) -> bool:
-    """True if the method is one of jaxpfl's own. For any other method, the computation of its upload is unknown."""
+    """True if the method is one of jaxpfl's own, so that the computation of its upload is known."""
     return method is algorithms.METHODS.get(method.name)
 
 
@@ -407,7 +408,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
     """Check that the privacy mechanism covers the method's uploads.
 
     Raises:
-      JaxpflError: if it does not.
+      JaxpflError: if the mechanism does not cover them.
     """
     able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
     exclusions.check(
@@ -468,7 +469,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 
 
 def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Task) -> tuple[np.ndarray, Federation]:
-    """Draw the clients that attack, [m] bool, and make the data on which all clients train.
+    """Draw the clients that attack, [m] bool, and return them with the (possibly flipped) training data.
 
     Raises:
       JaxpflError: if no client or every client would attack, or if the attack flips labels that are not classes.

@@ -8,8 +8,8 @@ The distance of two clients is computed in one of three spaces (Zhao et al., sec
 
 The first two distances ignore labels, so they cannot separate clients that differ only in their labels. They leave out
 examples with a value that is not finite. The graph does not depend on the order of the clients, on padding or on the
-run's seed. With more than `graphs.MOST_EXACT` clients, the graph is approximate and does depend on the order of the
-clients.
+run's seed. The exception is a federation of more than `graphs.MOST_EXACT` clients, for which the graph is approximate
+and depends on the order of the clients.
 
 The graph is computed on the host before a run. In a deployment, each client would upload its vector once for this
 comparison. The bytes of a run do not include this upload.
@@ -62,7 +62,7 @@ def client_graph(
       task: task whose model is trained for "models", initialised with key 0.
       work: local work for "models", in each of `LOCAL_ROUNDS` rounds of the method ``local`` with its default
         hyper-parameters.
-      neighbours: number k of neighbours; all other clients, if there are fewer than k.
+      neighbours: number k of neighbours. If there are fewer than k other clients, all of them are neighbours.
 
     Raises:
       JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and inputs are
@@ -82,7 +82,7 @@ def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEI
 
 
 def _input_vectors(space: str, federation: Federation) -> Array:
-    """Array that represents each client's inputs in a space, [m, ...]."""
+    """Array that represents each client's inputs in the space "data" or "features", [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         raise JaxpflError(f"graph = {space} needs inputs that are one array of real numbers: use graph = models")
@@ -129,7 +129,7 @@ def _map_clients(vector: Callable[[Array, Array], Array], clients: ClientData) -
 def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
     """Median distance between different examples, the usual bandwidth of a kernel; 1 if all examples are equal.
 
-    At most `MOST_COMPARED` examples are compared: the first examples of every client, the same number for each. If
+    At most `MOST_COMPARED` examples are compared: an equal number of first examples from every client. If
     there are more clients than `MOST_COMPARED`, only the first example of the clients with the smallest ids is used.
     """
     compared = np.argsort(client_ids)[:MOST_COMPARED]

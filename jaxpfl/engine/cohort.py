@@ -1,8 +1,8 @@
 """The two mesh axes: distribution of clients over devices, and sharding of one client's arrays.
 
 On the axis of clients, each of D devices stores the states of m' / D consecutive clients, where m' is m rounded up to a
-multiple of D. A `Spread` assigns the clients' work to the devices. Results differ from a single device's results only
-by the order of additions.
+multiple of D. A `Spread` assigns the clients' work to the devices. The results differ from the results on a single
+device only by the order of additions.
 
 On the model axis, several devices work on one client together. Each array is sharded along its largest dimension that
 is divisible by the number of devices, or replicated if there is no such dimension. The program is written for one
@@ -52,13 +52,14 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[PyTree, Array, PyTree, PyTree], Outcome]
-"""Function ``(shared, present [] bool, state, data) -> Outcome``. In an empty slot of the cohort, ``present`` is false:
-the function must then return the state unchanged and zeros to sum. A returned state ``()`` means that the function only
-reads states."""
+"""Function ``(shared, present [] bool, state, data) -> Outcome`` that performs one client's work. In an empty slot of
+the cohort, ``present`` is false, and the function must return the unchanged state and zeros for the sum. A function
+that only reads states returns ``()`` as the state."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""Function ``(present, state, data) -> Outcome``: a `OneClient` with its inputs ``shared`` and the stores bound."""
+"""Function ``(present, state, data) -> Outcome``: a `OneClient` whose argument ``shared`` and whose data stores are
+already bound."""
 
 
 class Spread(NamedTuple):
@@ -79,7 +80,7 @@ class Spread(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Number of devices, or groups of devices, that share the clients."""
+        """Number of devices (or groups of devices) over which the clients are distributed."""
         return self.mesh.shape[AXIS]
 
 
@@ -165,7 +166,8 @@ def run_cohort(
             slots = _Slots(local < own, local, data_rows, jnp.where(local < own, place, capacity))
             aligned = everyone and not spread.shared_data
             outcome = _run_here(work, slots, states, data, kept=capacity, block=block, everyone=aligned)
-        # Exactly one device has the outputs of a slot, and the others have zeros, so their sum gives the outputs.
+        # Exactly one device has the outputs of a slot, and the others have zeros, so the sum over devices gives the
+        # outputs.
         return outcome._replace(summed=all_summed(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
     return on_each(shared, rows, states, data, examples)
@@ -174,7 +176,7 @@ def run_cohort(
 def _join_and_call(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
-    """Call ``one`` on data whose stores are given separately."""
+    """Call ``one`` on data joined with their stores."""
     return one(shared, present, state, join_stores(data, examples))
 
 
@@ -305,7 +307,7 @@ def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
-    """One row of every leaf; the nearest row if the index is out of range."""
+    """Return one row of every leaf; for an index out of range, the nearest row."""
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
 
 
@@ -334,8 +336,9 @@ _LIMB_BITS = 11
 def all_summed(tree: PyTree, axis: str) -> PyTree:
     """Sum a tree over the devices of a mesh axis; the result equals ``jax.lax.psum`` of each leaf.
 
-    To save communication, all leaves of one floating-point dtype are concatenated into one vector, and int32 leaves are
-    appended to this vector as exact floats. Sharded leaves (`trees.leaves_apart`) are never concatenated.
+    To reduce the number of messages, all leaves with the same floating-point dtype are concatenated into one vector,
+    and int32 leaves are appended to the float32 vector as floats that are summed exactly. Sharded leaves
+    (`trees.leaves_apart`) are never concatenated.
     """
     leaves, structure = jax.tree.flatten(tree)
     exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)
@@ -362,8 +365,8 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
 def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
     """Split a tree stacked by client into the tree without its stores (leaves [m, ...]) and the stores ([N, ...]).
 
-    A function of one client is mapped over the tree, and the stores are passed to it whole. Examples are therefore
-    never gathered or copied.
+    A function of one client can then be mapped over the tree and receive the whole stores, so that examples are never
+    gathered or copied.
     """
     stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
     return join_stores(tree, [None] * len(stores)), tuple(stores)
@@ -402,7 +405,7 @@ MODEL = "model"
 
 
 class ModelAxis(NamedTuple):
-    """Groups of devices, each of which shares one client's arrays.
+    """Groups of devices; the devices in a group share the arrays of one client at a time.
 
     Attributes:
       mesh: mesh of all devices, with an axis `MODEL`.
@@ -421,7 +424,7 @@ class ModelAxis(NamedTuple):
         return jax.tree.map(lambda a: NamedSharding(self.mesh, P(*lead, *_parts(a, count, len(lead)))), tree)
 
     def lay(self, tree: PyTree) -> PyTree:
-        """Constrain the compiler to shard these arrays of one client or of the server; for use in a traced program."""
+        """Constrain the compiler to shard arrays of one client or of the server; for use in a traced program."""
         within = jax.sharding.get_abstract_mesh()  # not empty in `shard_map`, where the axis of clients is manual
         mesh, count = self.mesh if within.empty else within, self.mesh.shape[MODEL]
 

@@ -79,10 +79,9 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
     """Compile a function for arguments of these shapes and shardings, unless its program is in the cache.
 
     Args:
-      function: pure function. Objects in its key that are compared by equality or identity, such as a user's function,
-        stay alive as long as the program is in the cache.
-      arguments: arrays, or their shapes. A shape without a sharding may be placed on any device.
-      options: arguments of `jax.jit`.
+      function: pure function. The cache keeps a reference to every object that is compared by equality or identity,
+      such as a user's function, until it removes the program. arguments: arrays, or their shapes. A shape without a
+      sharding may be placed on any device. options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
     return _get_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)
@@ -103,14 +102,14 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
 
 def cached(key: Key, make: Callable[[], Any]) -> Any:
-    """Value of a key, computed at the first request and stored in memory and in the folder."""
+    """Return the value for a key, which is computed at the first request and stored in memory and in the folder."""
     return _get_or_make(key, make, _read_or_make)
 
 
 def _get_or_make(
     key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None
 ) -> Any:
-    """Value of a key, computed if it is not in the cache.
+    """Return the value for a key, after computing it if it is not in the cache.
 
     If several threads request the same key, one of them computes the value and the others wait.
 
@@ -302,8 +301,8 @@ class Key(NamedTuple):
 
     Attributes:
       text: digest of settings, shapes and names, 64 hexadecimal digits; the same in every process.
-      objects: objects that are compared by equality or identity.
-      named: whether the text alone identifies the value, because no object is a user's.
+      objects: objects without a text, which are compared by equality or identity.
+      named: whether the text alone identifies the value, because none of the objects belongs to the user.
     """
 
     text: str
@@ -391,7 +390,7 @@ class _Reading:
         return text
 
     def _parts(self, value: Any) -> list[Any]:
-        """Kind of a value, followed by the values that identify it."""
+        """Return a name for the kind of a value, followed by the values that identify the value."""
         kind = type(value)
         if kind is types.FunctionType:
             return self._function(value)
@@ -465,7 +464,7 @@ class _Reading:
 
         Args:
           value: the object.
-          has_name: whether the rest of the text identifies the object in other processes.
+          has_name: whether the rest of the text identifies the object in other processes too.
         """
         try:
             hashed = hash((type(value), value))

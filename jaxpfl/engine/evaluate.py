@@ -46,7 +46,7 @@ class Personal(NamedTuple):
     """A client's personalised model before and after its adaptation.
 
     Attributes:
-      before: model without a step of adaptation.
+      before: model before the first step of adaptation.
       after: adapted model, or ``before`` if the adapted model is not finite.
       finite: whether the adapted model is finite, [] bool.
     """
@@ -145,7 +145,7 @@ def adapt_client(
       model: devices that share one client's arrays, as in `RoundPlan`.
       client: the client's functions.
       today: inputs that are the same for all clients.
-      own: the trained client's state in a pooled method; otherwise unused.
+      own: state of the one trained client if the method is pooled; otherwise unused.
       data: the client's training and validation examples, its examples to score, and its id.
     """
     splits, examples, client_id = data
@@ -219,7 +219,7 @@ def make_adapt(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Inputs that all clients share, and `Message.per_client`. If ``newcomers``, both are for unseen clients."""
+    """Return the inputs that all clients share, and `Message.per_client`, either for trained or for unseen clients."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -227,7 +227,7 @@ def _today(
     per_client = message.per_client
     if not newcomers:
         per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
-    # With example-level privacy, personalisation draws noise, whose key must be private, as in the rounds.
+    # With example-level privacy, personalisation draws noise, so its key must be the private one, as in the rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
@@ -292,7 +292,7 @@ def score_client(
     means = {name: _means(task, totals, count) for name, totals in sums.items()}
     pooled = isinstance(task.metrics.get(task.headline), Pooled)
     if not task.has_classes and not pooled and task.headline in means["after"]:
-        # NaN means that a client has no examples, so a diverged model's score becomes the worst value instead.
+        # NaN means that a client has no examples, so a diverged model gets the worst score instead of NaN.
         worst = jnp.inf if task.lower else -jnp.inf
         for scores in means.values():
             score = scores[task.headline]
@@ -413,8 +413,8 @@ def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = Fa
 
     Clients whose score is NaN are left out; if all scores are NaN, so is the result. If the metric is a mean over a
     client's examples (accuracy, loss, MAE) or the root of such a mean (RMSE), the result is the score of all examples
-    together. An AUC, an F1, an R^2 or a calibration error is not such a mean. The result is then only the weighted mean
-    of the clients' scores.
+    together. For an AUC, F1, R^2 or calibration error, which are not means over examples, the result is only the
+    weighted mean of the clients' scores.
 
     Examples:
       >>> scores, sizes = np.array([0.0, 4.0]), np.array([30, 10])
@@ -455,7 +455,7 @@ class Chosen(NamedTuple):
 
     Attributes:
       best: index of the best evaluation, [S]; the first one if several are equal, and 0 if all scores are NaN.
-      over: whether a run's patience has ended, [S] bool.
+      over: whether the run's patience has ended, [S] bool.
     """
 
     best: np.ndarray
@@ -465,8 +465,8 @@ class Chosen(NamedTuple):
 def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool = False) -> Chosen:
     """Best evaluation of each run, and whether the run's patience has ended.
 
-    A run's patience ends after ``patience`` consecutive evaluations without a new best score. Later evaluations of the
-    run, which exist because other runs of the program continue, are ignored. A score NaN is never the best.
+    A run's patience ends after ``patience`` consecutive evaluations without a new best score. Later evaluations of this
+    run are ignored; they exist because the other runs in the same program continue. A NaN score is never the best.
 
     Examples:
       >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)

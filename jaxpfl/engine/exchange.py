@@ -66,8 +66,8 @@ def remembers(
 ) -> bool:
     """True if a client's upload depends on values that the client keeps between rounds (`ClientMemory`).
 
-    These values include the number of rounds in which the client has worked, because its mini-batches continue the
-    order of its examples from there. The dependence is read from the traced program. An operation with a nested
+    These values include the number of rounds in which the client has worked, because this number determines at which
+    example the next mini-batch begins. The dependence is read from the traced program. An operation with a nested
     program, such as a loop, counts as depending on all of its inputs.
 
     Args:

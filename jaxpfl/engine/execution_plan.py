@@ -1,8 +1,8 @@
 """Execution plans: choices of speed and memory, which change results at most by the order of additions.
 
-The precision of matrix products is an exception. This precision is part of the plan because it chooses arithmetic units
-of the hardware, not another computation. Its default is full precision; ``docs/records/performance.md`` reports the
-rounding errors of the other choices.
+The precision of matrix products is an exception. The precision is nevertheless part of the plan, because it selects the
+hardware's arithmetic units and not a different computation. Its default is full precision;
+``docs/records/performance.md`` reports the rounding errors of the other choices.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def resolve(
       cohort: number of slots in a cohort.
       num_clients: number m of clients.
       model_bytes: bytes of one client's model.
-      share_bytes: bytes of one client's model on each device, if devices share the model; all bytes by default.
-      layers: whether the model has convolutions or pools whose form can be chosen.
-      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
+      share_bytes: bytes of one client's model on each device, if several devices share the model; ``model_bytes`` by
+      default. layers: whether the model has convolutions or pools whose form can be chosen. platform: platform of the
+      program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
         present platform unless given.
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 

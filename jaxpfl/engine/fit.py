@@ -98,8 +98,9 @@ class Fit(NamedTuple):
         """Table of the scores after the last round, as text: a row for each model, for new clients and for the best
         constant prediction, and the clients with the worst scores.
 
-        The scores are means over clients (± standard deviation over seeds), the 10 % quantile (90 % if lower is better)
-        and the mean of the worst tenth of the clients; for other metrics, the means.
+        For the headline metric, the table has the mean over clients (± standard deviation over seeds), the 10 %
+        quantile (90 % if lower is better) and the mean of the worst tenth of the clients. For other metrics, it has the
+        mean only.
         """
         lower = self.task is not None and self.task.lower
         head = HEADLINES.get(self.headline, Headline(self.headline, lower, percent=False))
@@ -161,7 +162,7 @@ class Fit(NamedTuple):
 
     @property
     def clipping_remark(self) -> str | None:
-        """Remark that the clipping norm is far from the norms of the uploads; None if it is not, or without noise."""
+        """Remark for a private run whose clipping norm is far from the norms of the uploads; otherwise None."""
         if self.privacy is None or None in self.privacy or not {"upload_norm", "clipping_norm"} <= self.history.keys():
             return None
         clients = self.simulation.participation.num_clients

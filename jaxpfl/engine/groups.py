@@ -133,7 +133,7 @@ class Group(NamedTuple):
         return members
 
     def dealt(self, sizes: np.ndarray, devices: int) -> Group:
-        """The group with its clients assigned to devices such that all devices store about equally many examples.
+        """Assign the group's clients to devices such that all devices store about equally many examples.
 
         Every device gets the same number of clients. The group is returned unchanged if the assignment would save less
         than `_WORTH` of the memory.
@@ -147,8 +147,8 @@ class Group(NamedTuple):
         stored = stack.examples_held(sizes, before)
         if stored <= (1 + _WORTH) * sizes.sum(dtype=np.int64):
             return self
-        # Balance the total number of examples, or each split by itself, which is better if a large split is distributed
-        # over the clients differently from the others.
+        # Try two assignments: balance the total number of examples, or balance each split by itself. The second is
+        # better if a large split is distributed over the clients differently from the other splits.
         ways = (stack.even_shares(kinds, [share] * devices) for kinds in (sizes.sum(axis=1, keepdims=True), sizes))
         after = min(ways, key=lambda way: stack.examples_held(sizes, way))
         if stack.examples_held(sizes, after) > (1 - _WORTH) * stored:
@@ -172,11 +172,11 @@ def make_groups(
       algorithm: the method, whose ``group_of`` assigns clients to groups.
       client_ids: ids of all clients, [m].
       devices: number of devices that share the clients.
-      may_be_empty: whether a group may have no client.
+      may_be_empty: whether a group without clients is allowed.
 
     Raises:
-      JaxpflError: if a group has no client and none may be empty, or if ``group_of`` returns a group that does not
-        exist.
+      JaxpflError: if a group is empty although ``may_be_empty`` is false, or if ``group_of`` returns a group that does
+      not exist.
     """
     count, num_clients = len(algorithm.clients), len(client_ids)
     numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))
@@ -214,7 +214,7 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
-    """Combine the values of all non-empty groups, each [size, ...], in the order of the federation, [m, ...]."""
+    """Combine the values of all non-empty groups, each [size, ...], into values in the federation's order, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))
@@ -244,7 +244,7 @@ class Clients(NamedTuple):
         return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
 
     def received(self, per_client: PyTree) -> PyTree:
-        """Select the messages to the clients of the stacks from the messages to all clients, leaves [m, ...].
+        """Reorder the messages to all clients, leaves [m, ...], into the rows of the groups' stacks.
 
         An unused row gets the last client's message.
         """

@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError
 def uses_of(
     algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
 ) -> list[Ledger]:
-    """Ledgers that record how a method uses examples, found by tracing every client function in every group once.
+    """Trace every client function in every group once, and return ledgers of the method's uses of examples.
 
     Nothing is computed.
 

@@ -1,14 +1,15 @@
 r"""Asynchronous rounds: M clients train concurrently, and a round ends when the next K of them have uploaded.
 
 At the start of a round, idle clients are drawn uniformly until M clients are at work again: M clients in the first
-round, then K in each round. Each of them receives the server's current model, keeps it, and needs the number of seconds
-that `round.seconds_ahead` returns. The round consists of the K clients with the smallest time left; if times are equal,
-clients that began earlier come first. Each of the K clients trains from the model that it received, with the randomness
-and the learning rate of the round in which it began. The duration of the round is then subtracted from the other
-clients' times. A client's staleness is the number of rounds that ended while it was at work.
+round, then K in each round. Each of them receives the server's current model, keeps this model, and works for the
+number of seconds that `round.seconds_ahead` returns. The round consists of the K clients with the smallest time left;
+if times are equal, clients that began earlier come first. Each of the K clients trains from the model that it received,
+with the randomness and the learning rate of the round in which it began. The duration of the round is then subtracted
+from the other clients' times. A client's staleness is the number of rounds that ended while it was at work.
 
 With M = K and equal times, every client arrives in the round in which it began. Cohorts and results then equal those of
-synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still counts as arrived.
+synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still arrives and belongs to the
+round's K clients.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639.
@@ -65,8 +66,8 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
     """Number M of clients that train concurrently.
 
     Raises:
-      JaxpflError: if M is smaller than the cohort or larger than the number of clients, if cohorts do not have a fixed
-        size, or if asynchronous rounds do not support the algorithm.
+      JaxpflError: if M is smaller than the cohort size K or larger than the number of clients, if cohorts do not have a
+      fixed size, or if asynchronous rounds do not support the algorithm.
     """
     asked, cohort, clients = algorithm.in_flight, participation.capacity, participation.num_clients
     assert asked is not None
@@ -110,7 +111,7 @@ def check(message: Message, up: int) -> None:
 
 
 def nobody(number: int, clients: int, shared: PyTree) -> InFlight:
-    """Empty slots, before any client is at work.
+    """Return M empty slots, as before the first round.
 
     Args:
       number: number M of slots.

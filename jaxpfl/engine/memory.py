@@ -57,7 +57,7 @@ def check(need: int, devices: Sequence[Device], what: str, advice: Callable[[], 
       advice: function that returns the end of the error message; called only if there is an error.
 
     Raises:
-      OutOfMemoryError: if they do not; the message gives the memory needed and the free memory.
+      OutOfMemoryError: if they do not have enough; the message gives the memory needed and the free memory.
     """
     left = free(devices)
     if left is not None and need > left:

@@ -49,7 +49,7 @@ _ROWS = 1024
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to an archive one by one, so that only one device array at a time is copied to the host.
+    """Write arrays to an archive one after the other, so that the host holds a copy of only one device array at a time.
 
     Args:
       path: archive to write; its folder is created.
@@ -68,7 +68,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def write_program(path: Path, function: Callable[..., Array], *shapes: Any) -> None:
-    """Write a function for any number of examples; ``jax.export.deserialize`` reads it without jaxpfl.
+    """Write a function as a program for any number of examples, which ``jax.export.deserialize`` reads without jaxpfl.
 
     Args:
       path: file to write; its folder is created.
@@ -83,7 +83,7 @@ def write_program(path: Path, function: Callable[..., Array], *shapes: Any) -> N
 
     try:
         exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*before, inputs)
-    except Exception:  # the function's own code needs the number of examples as a Python number
+    except Exception:  # the function cannot be traced with a symbolic number of examples, only with a Python number
         exported = jax.export.export(jax.jit(one_by_one), platforms=PLATFORMS)(*before, inputs)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.whole(path, "wb") as file:
@@ -112,8 +112,8 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
 
 
 def scaled(x: Any, manifest: Mapping[str, Any]) -> Any:
-    """Scale inputs [n, ...] of the models that a manifest describes as in training."""
-    if manifest["pixels"]:  # each channel, in single precision as `data.load` scales pixels
+    """Scale inputs [n, ...] as in the training of the models that a manifest describes."""
+    if manifest["pixels"]:  # per channel, and in single precision because `data.load` scales pixels in single precision
         mean, deviation = (np.array([c[part] for c in manifest["pixels"]], np.float32) for part in _SCALE)
     elif manifest["features"]:
         mean, deviation = (np.array(manifest["features"][0][part]) for part in _SCALE)
@@ -176,8 +176,8 @@ class Models:
         Args:
           client: name of the client (a text) or its id (a number); None for the global model.
           x: inputs in the form that the user's data had before the run scaled them. For a table: a data frame, or a
-            dictionary of columns. Otherwise an array [n, ...], or for a table its features as in ``manifest``. Pixels
-            are bytes, or real numbers from 0 to 1.
+            dictionary of columns. For a table, an array [n, d] of the features that ``manifest`` lists is accepted too.
+            For other data: an array [n, ...]; pixels are bytes, or real numbers from 0 to 1.
 
         Returns:
           Probabilities of the classes, [n, classes], or of the labels of a multilabel task, [n, labels]; expected
@@ -206,7 +206,7 @@ class Models:
         import pandas
 
         clients = pandas.Series([""] * len(table.cells) if column is None else table.texts(column))
-        self._encoded(table, None)  # errors first, in the order of the lines
+        self._encoded(table, None)  # check all rows first, so that an error names the first wrong line
         new = [name for name in dict.fromkeys(clients) if column is not None and name not in self._ids]
         if new:
             rows = f"{table.path}: {clients.isin(new).sum()} rows of {len(new)} new clients ({listed(new, new[0])})"
@@ -286,7 +286,7 @@ class Models:
             raise JaxpflError(f"{kind} must be {what}, got {x.dtype}{got}")
         if x.shape[1:] != shape:
             raise JaxpflError(f"inputs must have the shape {['n', *shape]}, got {[*x.shape]}")
-        # First rounded as the reader rounded the run's data.
+        # First round to the precision to which the reader rounded the run's data.
         return scaled(x.astype(manifest["raw_dtype"]), manifest).astype(manifest["input_dtype"])
 
     def _predict(self, client_id: int | None, x: Any) -> np.ndarray:

@@ -5,8 +5,8 @@ cohorts and its noise from a key that is derived from the seed and from a text t
 run's published results depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation,
 and a checksum of the data. Equal runs of one program are numbered, and the key depends on this number too. The key does
 not depend on the order of the clients, on padding or on the execution plan. A user's own function or object cannot be
-described by a text. If a run uses such an object, its key is drawn from the operating system's random numbers and
-stored only in the run's state.
+described by a text. The key of a run that uses such an object is therefore drawn from the operating system's random
+numbers and stored only in the run's state.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _checksum(federation: Federation) -> int:
 
 
 class Ours:
-    """Noise keys of the runs that belong to a simulation; there are none if the simulation is not private.
+    """Noise keys of the runs that a simulation started or adopted; empty if the simulation is not private.
 
     Only digests of the keys are stored, so that a secret key exists only in its run's state.
     """

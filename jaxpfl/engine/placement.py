@@ -105,7 +105,7 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
 
     Args:
       federation: data of all clients.
-      for_good: whether the arrays never change; they are then compared only once.
+      for_good: whether the arrays never change, so that they need to be compared only once.
 
     Raises:
       AgreedError: if the data differ; the message gives the two checksums.
@@ -140,7 +140,7 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
     Args:
       federation: data on the host, or on devices with any placement.
       placement: placement of the result.
-      group: group whose clients the data belong to, if its clients are reordered (`Group.order`).
+      group: group to which the clients belong, if their order was changed (`Group.order`).
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
@@ -174,7 +174,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
       federation: data on the host.
       places: row of each client, [m].
       devices: number of devices that share the clients.
-      layout: sharding of arrays that have a row for each client, or a shard for each device.
+      layout: sharding of arrays by client row, and of stores by device.
     """
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices
@@ -233,7 +233,7 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
       runs: number S of runs, for the error message.
 
     Raises:
-      OutOfMemoryError: if they do not fit; the message gives the memory needed and the free memory.
+      OutOfMemoryError: if the states do not fit; the message gives the memory needed and the free memory.
     """
     devices, layout = placement.devices, placement.layout(shapes)
     # Each device stores its share of the clients' states and the whole server state, or, with a model axis, a shard.
@@ -252,7 +252,7 @@ def _shares_memory(platform: str) -> bool:
 def _check_memory(federation: Federation, placement: Placement) -> None:
     """Check that the data fit in memory, before arrays on the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
-    if placement.own_data:  # only the clients' examples are copied, not the whole store
+    if placement.own_data:  # only the examples that belong to clients are copied, not the whole store
         splits = federation.all_splits
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)

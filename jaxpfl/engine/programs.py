@@ -35,7 +35,7 @@ _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clusters": (("cluster",), ("broadcast",)),
     "unseen": (("init", "update", "personalize", "predict", "gradients"), ("broadcast", "welcome", "predict_global")),
 }
-"""Functions of `Client` and of `Server` that each program calls."""
+"""For each program, the functions of `Client` and of `Server` that the program calls."""
 
 
 class Setting(NamedTuple):
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
       algorithm: the method.
       task: model, loss and metrics.
       participation: sampling of the cohorts.
-      availability: kinds of failures. Their rates are arguments of the programs.
+      availability: kinds of failures (dropout, stragglers); the failure rates are arguments of the programs.
       plan: execution plan, as the user gave it.
       scoring: resolved plan of the programs that run over all clients.
       placement: placement of states and data on the devices.

@@ -42,7 +42,7 @@ from jaxpfl.engine.groups import Clients, Group
 from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 
 BITS = ("upload_bits_high", "upload_bits_low")
-"""Metrics of a round that are the high and the low part of one number (`state.whole`)."""
+"""Names of two metrics that are the high and the low part of one number, the uploaded bits (`state.whole`)."""
 
 
 class RoundPlan(NamedTuple):
@@ -184,7 +184,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             metrics["round_seconds"] = arrivals.seconds
         elif plan.availability.time_model is not None:
             clock = resolve_time_model(plan.availability.time_model)
-            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # in the order of the counts
+            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # reordered to the rows of the counts
             worked = Counts(counts.table - state.counts.table)
             metrics["round_seconds"] = synchronous_seconds(clock, algorithm, of_rows, ids.shape[0], worked, up, message)
         state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
@@ -255,7 +255,7 @@ class _Tally(NamedTuple):
 
     @classmethod
     def one(cls, present: Array, counts: Counts) -> _Tally:
-        """Tally of one client, from the increments of its counts in a round."""
+        """Tally of one client, given the increments of the client's counts in a round."""
         given = jnp.ones((), jnp.int32), counts.diverged, counts.dropped
         return cls(*(jnp.where(present, number, 0) for number in given))
 
@@ -276,8 +276,8 @@ def take_part(
     The outcome's summed part is a tuple: the packed upload, 1 if the upload arrived, the `_Done`, and the `_Tally`. For
     a method whose server needs single uploads, the packed upload is kept instead of summed.
 
-    In asynchronous rounds, the last item of ``shared`` is the `InFlight` clients instead of a message, and the last
-    item of ``data`` is this client's slot among them.
+    In asynchronous rounds, the last item of ``shared`` is an `InFlight` instead of a message, and the last item of
+    ``data`` is the client's slot in the `InFlight`.
     """
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.replace_rates(rates)

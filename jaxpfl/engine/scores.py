@@ -113,12 +113,12 @@ _OF_OTHERS = ("mean", "std", "median", "mean_examples", "std_examples")
 def over_clients(
     scores: np.ndarray, *, lower: bool = False, sizes: np.ndarray | None = None, root: bool = False
 ) -> dict[str, float | None]:
-    """Return statistics of the clients' scores; clients without a score (NaN) are left out.
+    """Return statistics of the clients' scores, without the clients that have no score (NaN).
 
     Args:
       scores: scores [S, m].
       lower: whether smaller scores are better.
-      sizes: numbers of examples of the clients [m], for the statistics weighted by them.
+      sizes: numbers of examples of the clients, [m], for the statistics weighted by examples.
       root: whether the score is the square root of a mean over a client's examples.
 
     Returns:
@@ -223,7 +223,7 @@ def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False)
 
 
 def client_means(scores: np.ndarray) -> np.ndarray:
-    """Return each client's mean score over the seeds that have one, [S, m] -> [m]; NaN if none has."""
+    """Return each client's mean over its scores that are not NaN, [S, m] -> [m]; NaN if all seeds' scores are NaN."""
     finite = np.isfinite(scores)
     return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
 
@@ -235,7 +235,8 @@ def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: 
       scores: scores [S, m].
       who: arrays ``client_ids`` and ``client_names``, [m].
       headline: metric of the scores.
-      base: other scores [S, m]. The values are then the differences to these, of the clients that are worse off.
+      base: other scores [S, m] to compare with. The values are then the differences from ``base``, and only clients
+      with worse scores than in ``base`` are returned.
     """
     most = math.inf if base is None else 0.0
     values = client_means(scores) - (0.0 if base is None else client_means(base))
@@ -255,11 +256,11 @@ def constant_scores(federation: Federation, kind: str, headline: str | None = No
     Args:
       federation: clients with labels.
       kind: task of the labels.
-      headline: main metric of the task; that of the kind by default.
+      headline: main metric of the task; by default, the main metric of ``kind``.
 
     Returns:
       The prediction, and its accuracy (root mean squared error for a regression) on each client's test examples, [m].
-      None for a task with another headline, whose value for a constant means nothing.
+      None if the headline is another metric, for which a constant prediction is meaningless.
     """
     real = kind == "regression"
     other = headline not in (None, "rmse" if real else ACCURACY.name)

@@ -439,7 +439,7 @@ class Simulation:
         """Check that the memory for clients' states suffices for this number of runs.
 
         Raises:
-          OutOfMemoryError: if it does not.
+          OutOfMemoryError: if the memory does not suffice.
         """
         check_states(self._state_shapes(runs), self.placement, runs)
 
@@ -608,7 +608,7 @@ def check_rounds(name: str, rounds: int) -> None:
 
 
 class Scored(NamedTuple):
-    """Clients that are scored.
+    """Clients to be scored, with their data and placement.
 
     Attributes:
       federations: data of each group.

@@ -280,7 +280,7 @@ def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int |
     Args:
       state: state with a leading axis of runs.
       rows: for each group's stack, the new number of rows, or the indices of the rows in their new order.
-      of_all: new number or order of the rows of the counts, which cover all clients.
+      of_all: new number of rows, or order of rows, of the counts of all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:
@@ -307,7 +307,7 @@ def check_values(name: str, value: Any, runs: int) -> None:
     """Check that a value is one number, or one number for each run, [S].
 
     Raises:
-      JaxpflError: if it has another length.
+      JaxpflError: if the value is a list of another length than the number of runs.
     """
     if np.ndim(value) and len(value) != runs:
         raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
@@ -335,7 +335,7 @@ def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
       values: traced values of the runs, leaves [S].
 
     Raises:
-      JaxpflError: if two runs are equal; the message names the seed.
+      JaxpflError: if two runs agree in both; the message names the seed.
     """
     leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)], set()
     for i, seed in enumerate(map(int, seeds)):

@@ -279,7 +279,7 @@ def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
     own, added = list(task.metrics), {}
     for name, metric in metrics.items():
         if isinstance(metric, str):
-            if name == metric and name in task.metrics:  # the task has this metric anyway, which is not an error
+            if name == metric and name in task.metrics:  # naming a metric that the task already has is not an error
                 continue
             metric = task.metrics.get(metric) or task_metrics.task_metric(metric, task.kind, own)
         if name in task.metrics or name == "diverged":

@@ -140,8 +140,8 @@ class Journal:
     """Undo journal of one checkpoint: the contents of rows at the checkpoint, to which a killed run returns.
 
     Before a row is written for the first time after a checkpoint, its old content is appended to the journal with a
-    checksum, and the journal is flushed to the disk. An incomplete record is therefore about rows that were not yet
-    written.
+    checksum, and the journal is flushed to the disk. An incomplete record therefore belongs to rows that were not
+    written yet, and can be ignored.
 
     Attributes:
       path: file of the journal.

@@ -75,7 +75,7 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
 
 
 def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
-    """Reason why a method needs the row of each client among all clients; empty if it does not need the rows."""
+    """Reason why a method needs each client's row number in the whole federation; empty if it does not."""
     if algorithm.reduction is Reduction.STACK:
         return "its server sees single uploads"
     return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
@@ -110,7 +110,7 @@ def make_streamed(
       Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are
       the cohort's rows as they were read from the host, which may be outdated: ``before`` has the rows of the previous
       cohort after its round. If ``source[i]`` is not negative, row i is replaced by the row ``source[i]`` of ``before``
-      (``source`` is [rows] int32). ``drawn`` gives the cohort by rows of the stack.
+      (``source`` is [rows] int32). ``drawn`` is the cohort, as rows of the stack.
     """
     participation = plan.participation
 
@@ -147,7 +147,7 @@ class Staged(NamedTuple):
       rows: row of each slot's client among all m clients, [K'] on the host; m in empty slots.
       held: states and counts of the clients.
       clients: data of the clients.
-      drawn: the cohort by rows of the stack.
+      drawn: the cohort, as rows of the stack.
     """
 
     rows: np.ndarray

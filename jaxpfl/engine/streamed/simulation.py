@@ -30,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
-"""Number of bytes from which on a warning names the folder of the states before they are written."""
+"""Number of bytes of states from which on a warning names their folder before the states are written."""
 _UNNAMED = 2**30
 """Largest number of bytes that states may take in the system's folder for temporary files."""
 
@@ -215,7 +215,7 @@ class StreamedSimulation(Simulation):
         """Check that a state's rows were not overwritten by later rounds.
 
         Raises:
-          JaxpflError: if they were.
+          JaxpflError: if they were overwritten.
         """
         if self._now is None or state.counts.table is not self._now[0]:
             return
