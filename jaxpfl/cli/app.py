@@ -115,7 +115,7 @@ def _group() -> Any:
 
 
 def _users_own(error: Exception) -> str | None:
-    """Return the message for an error that the user or the machine caused; None for a defect of the program."""
+    """Return the message for an error caused by the user or the machine; None for a defect of the program."""
     if isinstance(error, OSError) and error.strerror:  # for example, a full disk or a deleted folder
         return error.strerror if error.filename is None else f"{error.strerror}: {printable(str(error.filename), 200)}"
     if isinstance(error, JaxpflError | OSError):
@@ -212,7 +212,7 @@ def _choose(
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     group = sys.modules.get("jaxpfl.support.processes")
-    if group and not group.is_first():  # the first process prints the same warning
+    if group and not group.is_first():  # only the first process prints warnings
         return
     if issubclass(category, JaxpflWarning):
         print(f"warning: {message}", file=sys.stderr)

@@ -131,7 +131,7 @@ def predict(
 
     claim_file(output, "--output", "jaxpfl predict", lambda path: contents(path).startswith(b"client,prediction"))
     loaded = load_models(models, method)
-    config = loaded.manifest.get("config", {})  # an export with --private-only has none
+    config = loaded.manifest.get("config", {})  # missing in an export with --private-only
     column = None if only_global else client or config.get("client")
     if column is None and not only_global:
         raise JaxpflError("the run's table had no column of clients: name one with --client, or write --global")
@@ -171,7 +171,7 @@ def completion(
 
 
 def _is_page(path: Path) -> bool:
-    """Return whether a file is a report of jaxpfl, which a newer report may replace."""
+    """Return whether a file is a report written by jaxpfl, so that a new report may replace it."""
     try:
         with opened(path) as file:
             head = file.read(300)

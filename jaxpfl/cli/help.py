@@ -132,7 +132,7 @@ def _group(flag: Flag) -> str:
         return "output"
     if flag.owner is None or issubclass(flag.owner, Options):
         return _OWN
-    owner: type = flag.owner  # may be a base class of a class in `_GROUPS`
+    owner: type = flag.owner  # the owner may be a base class of a class in `_GROUPS`
     return next((group for settings, group in _GROUPS.items() if issubclass(settings, owner)), _SETTINGS)
 
 
@@ -153,7 +153,7 @@ def flag_text(flag: Flag) -> str:
         text = f"{text} One of {', '.join(flag.choices)}."
     if flag.default is REQUIRED:
         return f"{text} (required)"
-    if flag.default is None or isinstance(flag.default, bool):  # such a default needs no words, or the text has them
+    if flag.default is None or isinstance(flag.default, bool):  # the default is empty, or the text already describes it
         return text
     default = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple) else str(flag.default)
     return f"{text} (default: {default})" if default else text
@@ -169,7 +169,7 @@ def describe(args: Sequence[str]) -> str:
     from jaxpfl.algorithms import METHODS, get
     from jaxpfl.support.own_code import is_reference
 
-    settings = {"--model", "--task", "--loss"}  # their values may be in files too
+    settings = {"--model", "--task", "--loss"}  # FILE.py:NAME after these flags is not a method
     places = [name for before, name in zip(["", *args], args, strict=False) if before not in settings]
     named = [get(name) for name in places if name in METHODS or is_reference(name)]
     if named:

@@ -34,7 +34,7 @@ class WriteFlags:
         """Check that ``--force`` is used only with ``--output`` and without ``--resume``.
 
         Raises:
-          JaxpflError: if it is not.
+          JaxpflError: if ``--force`` is used in another way.
         """
         if self.force and resume:
             raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
@@ -104,7 +104,8 @@ class Output:
 
 
 _NOTE = ".results.json"
-"""File that names the study while its results are moved into a folder. The summary, which names it too, comes last."""
+"""File that names the study while its results are moved into a folder; the summary, which also names it, is moved
+last."""
 
 
 def write(

@@ -209,7 +209,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
     most = math.inf if any(place.many for place in places) else len(places)
     queue, given, canonical = deque(args), set[Flag](), list[str]()
     loose: list[str] = []
-    switch = None  # name of the last argument if it was a switch, which a value must not follow
+    switch = None  # name of the last argument if it was a switch; a switch must not be followed by a value
     while queue:
         token = queue.popleft()
         if token == "--":
@@ -300,7 +300,7 @@ def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: s
     names = sorted(named)
     bare = name.strip("-").replace("-", "_")
     meant = f"--{NAMES_ELSEWHERE.get(bare, bare).replace('_', '-')}"
-    if meant in names:  # also if only the dashes are wrong, as in -lr
+    if meant in names:  # suggests a flag too if only the dashes are wrong, as in -lr
         note = NAME_NOTES.get(NAMES_ELSEWHERE.get(bare, ""), "")
         hint = f": did you mean {meant}{f' ({note})' if note else ''}?"
     elif bare in _METHOD_FLAGS and any(place.name in ("METHOD", "METHODS") for place in places):

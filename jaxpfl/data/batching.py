@@ -48,16 +48,19 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 
 SHORT = 64
-"""Largest number of examples whose order is made by sorting, because the network takes ten times as long for them."""
+"""Largest number of examples whose order is made by sorting; for so few examples, the network takes ten times as
+long."""
 ROUNDS = 32
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 / golden ratio: consecutive multiples differ in many bits
 _MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # multipliers of Wellons' 32-bit hash with the lowest bias
 MAX_CLIENT_EXAMPLES = 2**23
 """Largest number of examples of a client for which the 32-bit arithmetic of `_cursor` is exact."""
 _BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
-"""Largest client sizes in the draw classes. Tiny clients have their own class: many epochs, but short sorts."""
+"""Largest client sizes in the draw classes. Tiny clients have their own class because they need many epochs but only
+short sorts."""
 _AT_ONCE = 8
-"""Number of clients in a class that are drawn together; with 16 or 32, the empty slots would cost too much."""
+"""Number of clients in a class that are drawn together; with 16 or 32, empty slots in the last group would cost too
+much."""
 
 
 class Sizes(NamedTuple):
@@ -188,8 +191,8 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
       key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
       participations: [] integer, the number of rounds in which this client has trained before. The position in the
         sequence of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
-      size: [] int32, the client's number of examples n_i. For a client without examples (an empty slot of a cohort), no
-        slot of a batch is valid.
+      size: [] int32, the client's number of examples n_i. If it is 0, as in an empty slot of a cohort, no slot of a
+      batch is valid.
 
     Returns:
       indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.
@@ -283,7 +286,7 @@ def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
 
 def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
     """Indices [steps, batch_size] of the "epoch" draw; arbitrary where a slot is not valid."""
-    examples, used = jnp.maximum(size, 1), jnp.minimum(size, batching.batch_size)  # an empty slot must not divide by 0
+    examples, used = jnp.maximum(size, 1), jnp.minimum(size, batching.batch_size)  # an empty slot has size 0
     per_round = batching.advance(size) * used
     first_epoch, first_offset = _cursor(participations, per_round, examples)
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]

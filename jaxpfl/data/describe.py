@@ -28,7 +28,7 @@ class Summary:
       capacities: split -> largest number of examples of a client, or an upper bound on this number.
       class_counts: [m, num_classes] training examples of each class; num_classes is 0 if labels are not classes.
       input_shape: shape of one input; a dictionary of shapes by name if an input is several arrays.
-      unused: number of the source's examples that no client has, or None if the source was not given.
+      unused: number of the source's examples that belong to no client, or None if the source was not given.
       clusters: true cluster of each client, [m], or None if there are no clusters.
       labels: mean and standard deviation of each client's labels, [m, 2], if labels are real numbers or vectors;
         otherwise None.

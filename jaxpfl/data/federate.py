@@ -24,11 +24,12 @@ from jaxpfl.support.errors import JaxpflError, warn
 _LONGEST = 40
 """Largest number of characters of a name that is joined from several users' names."""
 _BYTES_PER_CLIENT = 1000
-"""Memory per client, in bytes, of the array objects for a client's indices, in addition to the indices."""
+"""Bytes of memory per client for the array objects that contain the client's indices, without the indices
+themselves."""
 
 
 class SplitPurpose(IntEnum):
-    """Purpose of a random stream on the host. The numbers determine the splits, so never renumber: only append."""
+    """Purpose of a random stream on the host. The numbers determine the splits, so they must never change."""
 
     PARTITION = 0
     TEST = 1
@@ -91,12 +92,13 @@ class Split(PartitionOptions, _Dealing):
 def federate(source: Source, **settings: Any) -> Federation:
     """Split a data set among clients. The result depends only on these arguments, not on a run's seed.
 
-    The partition also assigns the examples of the official test set, if there is one. Otherwise (and for the partition
-    "natural" if no test user is a training user) each client's examples are split into training and test examples. The
-    two parts have class proportions as equal as the counts allow, except that in an ordered source (`Source.ordered`),
-    each user's last examples are held out. The partition "natural" leaves out test users without training examples,
-    with a warning; `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are
-    written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced as in `fills_of`.
+    The partition also assigns the examples of the official test set. If there is no such set (or, for the partition
+    "natural", if no test user is a training user), each client's examples are split into training and test examples.
+    The two parts have class proportions as equal as the counts allow, except that in an ordered source
+    (`Source.ordered`), each user's last examples are held out. The partition "natural" leaves out test users without
+    training examples, with a warning; `federate_unseen` makes clients of such users. If the source is in files, the
+    clients' inputs are written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced as
+    in `fills_of`.
 
     Args:
       source: data set to split.
@@ -179,8 +181,8 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
     """Make unseen clients from the test users without training examples, and split each client's examples.
 
     In LEAF's split by user, for example, the test users differ from the training users. `jaxpfl.data.seen` returns a
-    source without these test users. Its clients may keep all their examples, and have different ids than the unseen
-    clients.
+    source without these test users. Clients made from that source may keep all their examples for training, and their
+    ids differ from the unseen clients' ids.
 
     Args:
       source: data set with users.
@@ -272,7 +274,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
 
     Args:
       source: data set with test users.
-      split: whether each client's test examples are split off its training examples.
+      split: whether each client's test examples are drawn from its training examples.
     """
     apart = are_unseen(source)
     if not apart.any():
@@ -287,7 +289,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
 
 
 def _single_class(source: Source) -> Source:
-    """Return the source with all labels in one class, so that a partition ignores the labels."""
+    """Return the source with all labels set to one class, so that a partition ignores the labels."""
     y_test = None if source.y_test is None else np.zeros(len(source.y_test), np.int32)
     return source._replace(y_train=np.zeros(len(source.y_train), np.int32), y_test=y_test, num_classes=1)
 

@@ -96,7 +96,7 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
 
 
 def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
-    """Return the class names, with integral floats as integers, or None if the names are 0 .. K - 1."""
+    """Return the class names, with integral floats converted to integers, or None if the names are just 0 .. K - 1."""
     if names.dtype.kind == "f" and (names == np.round(names)).all():
         names = names.astype(np.int64)
     return None if np.array_equal(names, np.arange(len(names))) else names
@@ -134,8 +134,8 @@ class DigitLoss(NamedTuple):
 def digit_loss(x: np.ndarray) -> DigitLoss | None:
     """Return the first feature of inputs [N, ...] that loses values in single precision, or None.
 
-    Only features whose mean is large compared to their spread are checked, such as times since 1970. For other
-    features, the lost digits affect neither standardisation nor a model.
+    Only features whose mean is large compared to their spread, such as times since 1970, are checked. In other
+    features, rounding to float32 affects neither standardisation nor a model.
     """
     if x.dtype.itemsize < 4 or x.dtype == np.float32 or not x.size:
         return None

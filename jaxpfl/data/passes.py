@@ -3,8 +3,8 @@
 `total` and `each` apply a function to chunks of examples. A short chunk has `ClientData.chunk` examples, and a long
 chunk four times as many. A client with n_i examples needs ceil(n_i / chunk) short chunks, of which every four are
 replaced by one long chunk. If clients are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over
-clients of one store, the chunks of all clients form one list. Each loop step computes several chunks from the list,
-with as many examples in total as one short chunk per client. A client with many examples therefore adds only its own
+clients of one store, the chunks of all clients form one list. Each loop step computes several chunks of the list, which
+together have as many examples as one short chunk per client. A client with many examples therefore adds only its own
 chunks to the work, and does not cause padding for other clients.
 
 Results do not depend on the chunks, except for the order of additions. Results are not differentiable.
@@ -36,7 +36,7 @@ _SEVERAL = 4, 1
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
-    """Sum the results of ``of`` over one client's chunks; ``of`` itself sums over a chunk's valid examples."""
+    """Sum ``of`` over one client's chunks; ``of`` must return a sum over a chunk's valid examples."""
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))
@@ -73,7 +73,7 @@ def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: in
     valid = own < size
 
     def gathered(leaf: Array) -> Array:
-        if not leaf.shape[0]:  # without rows, the index 0 of padding below would be out of bounds
+        if not leaf.shape[0]:  # without rows, even the padding's index 0 below would be out of bounds
             return jnp.zeros((length, *leaf.shape[1:]), leaf.dtype)
         rows = _rows(leaf, jnp.where(valid, start + own, 0))
         return jnp.where(valid.reshape(-1, *[1] * (leaf.ndim - 1)), rows, jnp.zeros((), leaf.dtype))
@@ -123,9 +123,8 @@ def _chunk_results(
     Args:
       of: function applied to each chunk (see `OfChunk`).
       data: one client's data.
-      put: function that writes or adds the result of a chunk into ``combined``,
-        ``(combined [clients, *shape], client, first, result) -> combined``, given the client's index and the index of
-        the chunk's first example; for one chunk or several.
+      put: function ``(combined [clients, *shape], client, first, result) -> combined`` that writes or adds the results
+      of one or several chunks into ``combined``, given the client's index and the index of the chunk's first example.
       shape: function from the result of a chunk to the shape of one client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]

@@ -140,7 +140,7 @@ def nonempty_clients(
       empty: mask of the clients that lack examples, [m].
       who: `labels` of all clients, [m].
       drop_empty: whether to leave these clients out with a warning, instead of raising an error.
-      lack: phrase that says what these clients lack, for messages.
+      lack: phrase for messages about what these clients lack, such as "no training examples".
       remedy: advice besides ``drop_empty``, for messages.
 
     Raises:
@@ -301,7 +301,7 @@ def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
 
     Args:
       sizes: [splits, m], number of examples of each client.
-      who: [m], `labels` of the clients.
+      who: [m], the clients' names for messages, from `labels`.
       one: number of bytes per example.
 
     Raises:
@@ -429,11 +429,11 @@ def stack_dealt(
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
-    """Divide clients into shares of nearly equal load, with a limit on the number of clients per share.
+    """Divide clients into shares with nearly equal numbers of examples and a limited number of clients.
 
     Clients are assigned in decreasing order of size, each to the least loaded share with room (Graham's rule of the
-    longest processing time first). If examples are of several kinds, the size of a client, or the load of a share, is
-    the largest of its fractions of the kinds' totals.
+    longest processing time first). If there are several kinds of examples (such as training and test examples), a
+    client's size is the largest of its fractions of the total number of each kind, and likewise a share's load.
 
     Args:
       sizes: [m, kinds], number of each client's examples of each kind.
@@ -457,6 +457,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Number of examples in the shares' stores, if every store is padded to the length of the largest store."""
+    """Total number of examples in all shares' stores, if every store is padded to the length of the largest store."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

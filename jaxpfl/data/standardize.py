@@ -68,7 +68,8 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:
     """Compute the values that replace missing ones from the clients' training rows.
 
-    They are the median of numbers and the most frequent text. Like the scaling, they are not private.
+    A missing number is replaced by the median, and a missing text by the most frequent text. Like the scaling, these
+    values are not private.
 
     Raises:
       JaxpflError: if no training row has a value in one of the columns.
@@ -84,9 +85,9 @@ def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:
 
 
 def own_fills(federation: Federation, columns: TableColumns) -> TableColumns:
-    """Add values from each client's own training rows, if ``columns.per_client``.
+    """If ``columns.per_client``, add replacements computed from each client's own training rows.
 
-    A client without a value in a column has the value of `fills_of` for all clients.
+    If a client has no value in a column, the replacement is the result of `fills_of` for all clients.
     """
     if not columns.per_client:
         return columns
@@ -97,7 +98,7 @@ def own_fills(federation: Federation, columns: TableColumns) -> TableColumns:
 
 
 def filled(federation: Federation, columns: TableColumns) -> Federation:
-    """Return the federation with the record's values in place of missing ones, which the indicators mark."""
+    """Return the federation with missing values, marked by the indicators, replaced as in ``columns``."""
 
     def fill_split(split: ClientData) -> ClientData:
         x = np.asarray(split.examples.x)

@@ -107,7 +107,7 @@ def assemble_shapes(
 
     def stand_in(size: int) -> ClientData:
         x = np.broadcast_to(np.zeros((), example.x.dtype), (size, *example.x.shape))
-        label = (np.arange(size) % 2).astype(example.y.dtype)  # both labels, without which an AUC is undefined
+        label = (np.arange(size) % 2).astype(example.y.dtype)  # labels 0 and 1, for a defined AUC
         y = np.broadcast_to(label.reshape(-1, *[1] * len(example.y.shape)), (size, *example.y.shape))
         one = ClientData.stacked(Examples(x, y), [size])
         return one.rows(np.zeros(num_clients, int))

@@ -190,7 +190,7 @@ class Models:
         return self._predict(self._known(client), x)
 
     def predict_table(self, table: Table, column: str | None) -> pandas.DataFrame:
-        """Predict the label of each row of a table: by the model of the row's client, or by the global model if new.
+        """Predict the label of each row of a table by its client's model; by the global model for a new client.
 
         Args:
           table: table with the columns of the run's features, and possibly others.

@@ -133,7 +133,7 @@ def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: 
 
 
 def put(federation: Federation, placement: Placement, group: Group | None = None) -> Federation:
-    """Put the data on all devices, or the data of each client on the client's device.
+    """Copy all data to every device, or each client's data to the device that stores its state.
 
     In the second case, all shards of a store are as long as the largest shard.
 

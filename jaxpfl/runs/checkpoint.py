@@ -110,7 +110,7 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete all other checkpoints, also those whose writing was cut off."""
+        """Delete all other checkpoints, including incomplete ones."""
         for other in self._folder.iterdir():
             if other.name != str(round) and other.is_dir() and not other.is_symlink():
                 with writing(other):
@@ -237,7 +237,7 @@ def _abstract(like: Any) -> Any:
 
 
 def _typed(found: Any, like: Any) -> Any:
-    """Convert a stored leaf to the kind of `like`: a NumPy array, a key or a JAX array with the same placement."""
+    """Convert a stored leaf to a NumPy array, a key, or a JAX array with the same placement, as `like` is."""
     if isinstance(like, np.ndarray):
         return np.asarray(found)
     return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
@@ -263,7 +263,7 @@ _REST = 20
 
 
 class Unfinished:
-    """A folder with the state of unfinished runs and the results that were read from them so far.
+    """A folder with the state of unfinished runs, and the results of these runs so far.
 
     The stored runs are continued only if their settings, data and versions are the same as now.
 

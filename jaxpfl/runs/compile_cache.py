@@ -1,4 +1,4 @@
-"""Compilation cache of the command line, from which a program that was compiled once on this machine is loaded.
+"""Compilation cache of the command line, so that a program is compiled only once on a machine.
 
 The cache is JAX's persistent cache, in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables the cache, because a
 library must not write to its user's home. The user's settings take precedence. If the folder cannot be written, nothing
@@ -19,7 +19,7 @@ from typing import Any
 from jaxpfl.support import files
 
 LIMIT_BYTES = 2 * 2**30
-"""Limit on the total size of the cache. When it is exceeded, the least recently used programs are deleted."""
+"""Largest total size of the cache; above this size, the least recently used programs are deleted."""
 
 TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)'"
 """Beginning of JAX's warning about an entry that cannot be read or written. JAX then compiles the program as usual."""

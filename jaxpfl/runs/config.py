@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 _BY_DATA_SET = "by data set unless given"
 TEST_USERS = "test"
-"""Value of ``unseen_clients`` for which the unseen clients are the users of the official test set."""
+"""Value of ``unseen_clients`` that makes the users of the official test set the unseen clients."""
 
 
 @read_help
@@ -127,7 +127,7 @@ class DataConfig(Split, _Source):
 
     @property
     def clients_apart(self) -> int:
-        """Number of unseen clients that are drawn among all clients (0 if the test users are the unseen clients)."""
+        """Number of clients that are drawn as unseen clients; 0 if the test users are the unseen clients."""
         return self.unseen_clients if isinstance(self.unseen_clients, int) else 0
 
 
@@ -188,7 +188,7 @@ def resolve(config: RunConfig) -> RunConfig:
     folder = data_folder(config.data, config.data_dir)
     if (
         config.data_dir or folder != data_directory()
-    ):  # stored in full, so that a run finds its file from another folder
+    ):  # stored as an absolute path, so that the run can be repeated from another folder
         config = dataclasses.replace(config, data_dir=str(folder.absolute()))
     if data_sets.is_stored(config.data):
         config = data_sets.adopt_split(config)
@@ -235,11 +235,12 @@ def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
 
     Args:
       config: config before `resolve`.
-      recorded: config of the run or sweep folder whose settings ``config`` starts from; None if there is none. It holds
-        the values of presets, so only other values are refused.
+      recorded: config of the run or sweep folder whose settings ``config`` starts from; None if there is none. A
+      recorded config contains the values of presets, so a setting is refused only if its value differs from the
+      recorded one.
 
     Raises:
-      JaxpflError: if such a setting was given.
+      JaxpflError: if a setting without effect was given.
     """
     without: dict[str, str] = {}
     if own_code.is_reference(config.task):
@@ -329,8 +330,8 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
     Args:
       config: config with the ``--set`` entries.
       method: name of the method.
-      methods: names of all methods of the run; None to accept entries for any method, and to apply entries without a
-        method's name to ``method``.
+      methods: names of all methods of the run. If None, entries for any method are accepted, and entries without a
+      method's name apply to ``method``.
 
     Raises:
       JaxpflError: if an entry is not ``METHOD.name=value``, or names a method that is not part of the run.
@@ -435,10 +436,10 @@ class ConfigFile(NamedTuple):
 
     Attributes:
       config: settings in the file.
-      methods: names of the methods in the file; empty if the command line has to name them.
-      hyper: hyper-parameters that a run folder's ``config.json`` records, as method -> hyper-parameter -> value.
-        `check_recorded` checks that the config still gives these values.
-      data: checksum of the run's clients that a run folder's ``config.json`` records; None for other files.
+      methods: names of the methods in the file; if empty, the command line must name the methods.
+      hyper: hyper-parameters that a run folder's ``config.json`` records, as method -> hyper-parameter -> value;
+      `check_recorded` compares them with the config's values. data: checksum of the clients' data that a run folder's
+      ``config.json`` records; None for other files.
     """
 
     config: RunConfig = RunConfig()
@@ -520,7 +521,7 @@ def _yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)  # before a merge (<<), whose names may be overridden
+            node = super().compose_mapping_node(anchor)  # before merges (<<): merged names may be repeated
             names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for (_, name), times in names.items():
                 if times > 1:
@@ -531,7 +532,7 @@ def _yaml(text: str) -> Any:
 
 
 def _check_parts(value: Any, path: Path) -> None:
-    """Refuse YAML that its aliases expand to so many values that no message could print them."""
+    """Refuse YAML whose aliases expand to too many values to print in a message."""
     rest, parts = [value], 0
     while rest:
         part = rest.pop()

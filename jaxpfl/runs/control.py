@@ -60,13 +60,13 @@ class Interrupt(ExitStack):
 
     def stop_signal(self) -> int | None:
         """Return the number of the signal that asked any process to stop, or None; all processes must call this."""
-        # Only the exchanged value is returned, so that all processes decide alike: `asked` may change at any moment.
+        # Return the exchanged value, not `asked`, which may change at any moment: all processes must decide the same.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked
         return asked
 
     def end_if_asked(self, said: str) -> None:
-        """If a signal asked for it, print ``said`` on standard error and end the process."""
+        """If a signal requested a stop, print ``said`` on standard error and end the process."""
         if self.asked is not None:
             print(said, file=sys.stderr)
             raise SystemExit(128 + self.asked)
@@ -97,7 +97,7 @@ class Pace:
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
         """Time one call, the body of the ``with`` statement, and yield its number of rounds, at most ``rounds``."""
-        # All processes take the first one's number: their clocks differ, but they must run the same rounds.
+        # All processes use the first process's number: their clocks differ, but they must run the same rounds.
         length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length
         fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
@@ -191,9 +191,10 @@ class CompileClock(ExitStack):
 class Ahead(AbstractContextManager["Ahead"]):
     """Simulations of an experiment's methods, whose programs a thread compiles while the first method runs.
 
-    The thread compiles the programs that the run needs, with the same seeds and data; the simulations share one copy of
-    the data on the devices. If compilation fails in the thread, the error is ignored there: it recurs, and is reported,
-    when the method runs. Leaving the context waits for the program that is being compiled.
+    The thread compiles exactly the programs that the run needs, so it uses the run's seeds and data. The simulations
+    share one copy of the data on the devices. A compilation error in the thread is ignored, because the same error
+    occurs again, and is reported, when the method runs. Leaving the context waits for the program that is being
+    compiled.
     """
 
     def __init__(self, experiment: Experiment, methods: tuple[str, ...], last: str | None = None):
@@ -202,7 +203,7 @@ class Ahead(AbstractContextManager["Ahead"]):
         Args:
           experiment: experiment whose methods are simulated.
           methods: names of the methods to compile in the thread, in this order.
-          last: name of the method whose simulation is made last; afterwards the examples in host memory are freed.
+          last: name of the method whose simulation is made last; the examples in host memory are freed afterwards.
         """
         self._experiment, self._names, self._last = experiment, methods, last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")

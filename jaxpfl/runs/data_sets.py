@@ -1,7 +1,7 @@
 """Data sets of a config: registered data sets, the user's tables, and saved federations (``federation:FOLDER``).
 
-A data set's preset gives the values of the config's fields that are None. If a paper states its settings for the data
-set, the preset follows the paper.
+A data set's preset gives the values of the config's fields that are None. If a paper states settings for the data set,
+the preset consists of these settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Return the name under which the preset is found: the data set's, or the data set that a federation is made of."""
+    """Return the name of the preset's data set; for a saved federation, the data set that was split."""
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 

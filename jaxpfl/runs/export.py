@@ -3,8 +3,8 @@
 Exported files can be read without jaxpfl (see `model_files`).
 
 A method's state may contain more than the parameters of its models, such as control variates, optimizer state, or two
-models that a client mixes. Only the method's prediction function determines which of these are used as the model's
-parameters. This function is therefore called once with a model that records the parameters passed to it (`Witness`).
+models that a client mixes. Only the method's prediction function determines which of these the model gets as its
+parameters. The prediction function is therefore called once with a model that records its parameters (`Witness`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Witness:
         return logits
 
     def parameters(self, predict: Callable[..., Array], *args: Any) -> PyTree | None:
-        """Return the parameters for which the model's output is the output of ``predict(*args, x)``.
+        """Return the parameters with which the model alone gives the output of ``predict(*args, x)``.
 
         Return None if there are no such parameters, for example because ``predict`` mixes several models' outputs.
         """
@@ -157,7 +157,7 @@ class Selection(NamedTuple):
       private_only: whether to export only what the method's privacy claim covers: the global model, and the
         personalised models if the claim is about examples, without scaling, names, settings and seeds.
       per_client: whether to write one file per client instead of one file for all clients.
-      stablehlo: whether to write each model's predictions as a program of its own, which needs no other file.
+      stablehlo: whether to write for each model a separate program that predicts without any other file.
     """
 
     method: str | None = None
@@ -222,7 +222,7 @@ def export(
             raise no_client(client_id, known)
 
     with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)  # first, as `partial` checks that the parent does not change
+        output.parent.mkdir(parents=True, exist_ok=True)  # `partial` needs the parent
     with writing(output), partial(output) as place:
         place.mkdir()
         entries: dict[str, Any] = {}
@@ -247,11 +247,11 @@ _COVERED = ("format", "methods", "model", "task", "classes", "input_shape", "inp
 
 
 def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[list[str], dict[str, Any]]:
-    """Return the only method to export with ``--private-only``, and its privacy claim.
+    """Return the method to export with ``--private-only``, and the method's privacy claim.
 
     Raises:
-      JaxpflError: if several methods have a claim, whose costs would add up, or none; if the round of the last model
-        was chosen without noise; or if ``wanted`` selects clients' files or programs with the scaling.
+      JaxpflError: if no method or several methods have a claim (the costs of several claims would add up); if the round
+      of the last model was chosen without noise; or if ``wanted`` selects clients' files or programs with the scaling.
     """
     if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
         raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")
@@ -327,7 +327,7 @@ def _described(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
-    """Return the scaling of the run's features, to be applied to the models' inputs; None if they are not scaled."""
+    """Return the scaling of the run's features, which models' inputs need too; None without scaling."""
     if experiment.scaling is None:
         return None
     mean, deviation = map(leaves_by_path, experiment.scaling)

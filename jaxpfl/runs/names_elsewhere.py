@@ -1,4 +1,4 @@
-"""Names of the settings in other packages. If a user types one, the error suggests this package's name."""
+"""Names of settings in other packages, for errors that suggest this package's name to a user who types one of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Arrays: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 LOCAL = "local"
 _MOST_BESIDE = 6
-"""With more methods than this, the legend is outside the axes and the names below the axes are slanted."""
+"""Largest number of methods for which the legend is inside the axes and the names below the axes are horizontal."""
 
 
 def write_plots(
@@ -82,7 +82,7 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def _series(records: Records, method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
-    """Collect metrics over the rounds, from the records that contain all the named metrics.
+    """Collect the named metrics over the rounds, from the records that contain all of them.
 
     Returns:
       The rounds [T], and for each metric its values [T, S] for S seeds.
@@ -162,7 +162,7 @@ def _scores(records: Records, colors: dict[str, str], headline: Headline = ACCUR
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = both, scale * global_values.mean(axis=1)
     entitle(axes, f"Personalised models{' (dashed: global model)' * bool(of_global)}")
-    if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
+    if not any(np.isfinite(part).any() for part in shown):  # all scores are NaN, because no client has test examples
         return figure
     # The axis is scaled to the personalised models only, because an untrained global model may score far lower.
     every = np.concatenate(shown)
@@ -308,7 +308,7 @@ def gains(arrays: Arrays, headline: Headline, names: np.ndarray | None = None) -
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     for method, scores in others.items():
         difference = headline.scale * headline.better(client_means(scores) - client_means(local))
-        order = np.argsort(difference)[: np.isfinite(difference).sum()]  # NaN is last
+        order = np.argsort(difference)[: np.isfinite(difference).sum()]  # sorting puts NaN last
         if not len(order):
             continue
         client = difference[order]

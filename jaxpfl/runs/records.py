@@ -48,14 +48,13 @@ class Record:
       settings: settings of the run on the grid's axes, by the axis's name; axes that do not affect the method are
         omitted.
       seed: seed of the run.
-      status: ``done``; ``diverged`` if some client's personalised model is not finite; ``failed`` if the run could not
-        be executed; or ``stopped`` if successive halving dropped the run.
-      reason: reason for any status other than ``done``, on one line.
-      rounds: number of rounds that were run; for a failed run, the number of rounds that were planned.
-      metrics: results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for a missing value.
-      seconds: execution time of the run's program without compilation, divided by the number of runs in the program.
-      group: name of the group of runs that differ in traced values only.
-      program: name of the training program, derived from its content; groups with equal shapes share a program.
+      status: ``done``, ``diverged`` (some client's personalised model is not finite), ``failed`` (the run could not be
+      executed) or ``stopped`` (by successive halving). reason: reason for any status other than ``done``, on one line.
+      rounds: number of rounds that were run; for a failed run, the number of rounds that were planned. metrics: results
+      by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for a missing value. seconds:
+      execution time of the run's program without compilation, divided by the number of runs in the program. group: name
+      of the group of runs that differ in traced values only. program: name of the training program, derived from its
+      content; groups with equal shapes share a program.
     """
 
     method: str
@@ -88,7 +87,7 @@ class Journal:
         self.path = folder / JOURNAL / "main.jsonl"
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records, which are on disk when the call returns.
+        """Append records, and flush them to the disk.
 
         If the process is killed while it appends, `read` ignores all of these records.
 
@@ -98,7 +97,7 @@ class Journal:
         records = list(records)
         lines = b"".join(_line(record, len(records) - i) for i, record in enumerate(records, 1))
         with writing(self.path):
-            # Without parents=True: if the sweep's folder was moved away, the sweep must not continue in a new one.
+            # Without parents=True: if the sweep's folder was moved away, the sweep must not continue in a new folder.
             self.path.parent.mkdir(exist_ok=True)
             with open(self.path, "ab+", opener=files.no_link) as file:
                 if file.tell():  # the last line may lack its end after a kill, and the next record needs a new line
@@ -145,7 +144,7 @@ def _read(path: Path) -> list[Record]:
         checksum, _, text = line.partition(b" ")
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError):  # the line was cut short, because a complete line can be parsed
+        except (ValueError, RecursionError):  # a line that cannot be parsed is incomplete
             begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():

@@ -182,10 +182,10 @@ def prepare(
       strict: whether warnings (for example of an unused flag) become errors.
       initial: parameters that ``config.warm_start`` names, by path, as `export.read_parameters` returns them.
       origin: origin of these parameters, as `export.parameters_origin` returns it.
-      given: data set and its split, if `load_federation` has already loaded them.
+      given: data set and federation, if `load_federation` has already been called.
       among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
         unused only if none of them uses it.
-      own: methods by name that are not to be looked up.
+      own: methods by name that are used as given, without a look-up among the registered methods.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
@@ -218,7 +218,7 @@ def prepare(
     filled = {name: getattr(config, name) for name in ("task", "model", "cohort")}
     classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
     specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
-    drawn = cohorts_of(specs[0], federation.num_clients)  # again, as loading may have dropped clients
+    drawn = cohorts_of(specs[0], federation.num_clients)  # checked again, because loading may have dropped clients
     check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
     resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses unusable devices

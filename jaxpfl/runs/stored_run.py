@@ -1,4 +1,4 @@
-"""Functions that rebuild the experiment of a stored run, and restore the last state of its methods."""
+"""Reconstruction of a stored run: its experiment, and the last state of each method."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
 def _undefined(summary: dict[str, Any]) -> list[str]:
     """Return notes about metrics that are undefined for some clients' test examples.
 
-    For each metric, the number of such clients is the same for all methods.
+    For each metric, all methods have the same number of clients with an undefined metric.
     """
     found: dict[str, int] = {}
     for row in summary["methods"].values():

@@ -21,7 +21,8 @@ _ENTRIES = 2**20
 """Number of entries that are processed together."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
-"""Kind of inputs: pixels (which `load` standardises), features (any other numbers), or tokens (token ids)."""
+"""Kind of inputs: pixels, which `load` standardises; features, that is, any other numbers; or tokens, that is, token
+ids."""
 
 
 class Source(NamedTuple):
@@ -80,7 +81,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
-    """Return the line for a data set whose files ``describe`` locates; if they cannot be found, the line says why."""
+    """Return the line for a data set: the result of ``describe``, or the reason why its files cannot be found."""
     try:
         return Entry(name, True, describe(name, root))
     except (JaxpflError, OSError) as error:
@@ -96,7 +97,8 @@ def data_folder(name: str, data_dir: str | None = None) -> Path:
     """Return the folder to which the path in a data set's name is relative.
 
     For ``csv:PATH``, ``npz:PATH`` and the like, this is the first of three folders in which the path exists: the given
-    folder, the present folder, and the folder of the data sets. A warning says so if the last two have it.
+    folder, the present folder, and the folder of the data sets. If the path exists in both the present folder and the
+    folder of the data sets, a warning is issued.
     """
     prefix, _, argument = name.partition(":")
     path, usual = Path(argument).expanduser(), data_directory()
@@ -129,7 +131,7 @@ def unseen(source: Source) -> Source:
     """Return the test users without training examples as a separate data set, for clients unseen in training.
 
     Raises:
-      JaxpflError: if there are no such users.
+      JaxpflError: if every test user has training examples.
     """
     apart = are_unseen(source)
     if not apart.any():

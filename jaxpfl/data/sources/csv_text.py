@@ -33,7 +33,7 @@ CLIENT_NAMES = ("client", "id")
 """Default names of the column with the clients' names, in upper or lower case; the first name in the table is used."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
-_PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without backtracking, because cells may be long
+_PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # possessive, so that long cells cause no backtracking
 _NUMBER: dict[Decimal, re.Pattern[str]] = {
     "point": re.compile(_PLAIN.replace("MARK", r"\."), re.ASCII),
     "comma": re.compile(_PLAIN.replace("MARK", ","), re.ASCII),
@@ -179,7 +179,7 @@ def read(
         raise JaxpflError(f"{path}: the file is empty: no line has any value")
     line, names = cells.index[0], cells.iloc[0].tolist()
     cells = cells.iloc[1:].set_axis(names, axis=1)
-    while names and not names[-1] and not cells.iloc[:, -1].any():  # each line ends with a separator
+    while names and not names[-1] and not cells.iloc[:, -1].any():  # lines end with a separator
         cells, names = cells.iloc[:, :-1], names[:-1]
     if all(parse(name, "point") is not None for name in names):
         raise JaxpflError(f"{path} line {line}: expected the names of columns, got numbers: add a header")

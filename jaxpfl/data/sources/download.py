@@ -52,7 +52,7 @@ REMOTE = {
 
 
 def fetch(name: str, data_dir: str | None = None) -> Path:
-    """Download a data set into its folder in the data directory, all files or none, and check the files' MD5 sums.
+    """Download all files of a data set into its folder in the data directory, and check their MD5 sums.
 
     Returns:
       The folder.

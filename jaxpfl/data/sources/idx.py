@@ -69,7 +69,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
 
 @contextmanager
 def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Yield an open file, which inflates compressed content on reading, and an upper bound on its number of bytes."""
+    """Yield a file that inflates compressed content on reading, and an upper bound on its inflated bytes."""
     try:
         with opened(path) as raw:
             size = os.fstat(raw.fileno()).st_size
@@ -177,7 +177,7 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
-    """Find one file, preferably unzipped. EMNIST's file names have a prefix; two different prefixes are an error."""
+    """Find one file, preferably unzipped. EMNIST's file names have prefixes; several prefixes are an error."""
     names = [file for part in parts for file in _names(part, kind)]
     for file in names:
         if (folder / file).is_file():

@@ -343,7 +343,7 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
     length = inputs.shape[1]
     starts = np.flatnonzero(np.append(True, (labels[:-1] != inputs[1:]).any(axis=1)))
     kept: list[int] = []
-    fresh: list[int] = []  # number of labelled positions in each kept string, counted from its end
+    fresh: list[int] = []  # for each kept string, the number of labelled positions, which are at its end
     for start, end in zip(starts, np.append(starts[1:], len(inputs)), strict=True):
         whole = range(start, end, length)
         kept += whole

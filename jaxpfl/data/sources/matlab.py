@@ -149,7 +149,7 @@ def _cells(matrix: _Matrix) -> list[np.ndarray]:
     if matrix.kind != _CELL:
         raise ValueError(f"{matrix.name} must be a cell array")
     cells = []
-    for i in range(math.prod(matrix.shape)):  # reading fails at the end of the bytes, even if the shape is huge
+    for i in range(math.prod(matrix.shape)):  # a huge shape is safe: reading stops at the last byte
         cell = matrix.rest.matrix()
         if cell.kind not in _CLASSES or cell.flags & _COMPLEX:
             raise ValueError(f"{matrix.name} of cell {i} must be real numbers")

@@ -252,7 +252,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise JaxpflError(f"{path} is a single array, not an .npz archive")
             with zipfile.ZipFile(file) as archive:
                 yield archive
-    except JaxpflError:  # our own errors, also for a full disk, keep their messages
+    except JaxpflError:  # errors of this package, such as for a full disk, keep their messages
         raise
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error

@@ -27,21 +27,21 @@ _FEW = 20
 
 
 class TableOptions(NamedTuple):
-    """Columns of a table by name, and the treatment of its missing values.
+    """Roles of a table's columns, given by name, and the treatment of missing values.
 
     Attributes:
       target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
       missing: "refuse" to raise an error if a value is missing; "drop" to leave out rows with missing values, with a
-        warning; "impute" to replace missing values of a feature by the median (of numbers) or the most frequent text of
-        the training rows, once they are known, with a feature that indicates them; or "impute-client" for the median or
-        text of each client's own training rows.
-      ignore: columns to leave out of the table.
+        warning; "impute" to replace missing values of a column by the median or the most frequent text of all clients'
+        training rows, and to add a feature that indicates missing values; or "impute-client" to use each client's own
+        training rows instead.
+      ignore: columns that do not become features.
       missing_words, encoding: arguments of `csv_text.read`.
       date: columns of dates, which become numbers of days.
-      split_date: first day of the test rows, which the first column of ``date`` dates; the rows before are training
-        rows, and are then in the order of their dates.
-      person: column that names the person of each row; a client's rows of one person are never in different splits.
+      split_date: first day of the test rows, by the first column of ``date``; rows with earlier dates are training
+      rows, in chronological order. person: column that names the person of each row; a client's rows of one person are
+      never in different splits.
     """
 
     target: str | None = None
@@ -148,7 +148,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
 
 def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.ndarray]:
-    """Return the rows in the order of their dates, and the mask of the rows from the day ``first`` on."""
+    """Return the row indices in chronological order, and a mask of the rows dated ``first`` or later."""
     (day,) = days_of([first], "ISO8601")
     if np.isnan(day):
         raise JaxpflError(f"split_date must be a date such as 2025-01-31, got {shown(first)}")

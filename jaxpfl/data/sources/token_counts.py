@@ -81,7 +81,7 @@ class TokenCounts(NamedTuple):
         return self.select_users(np.flatnonzero(self.sizes >= least))
 
     def divided(self, rng: np.random.Generator, train: np.ndarray) -> tuple[TokenCounts, TokenCounts]:
-        """Divide each user's tokens into ``train[u]`` tokens drawn without replacement, and the remaining tokens."""
+        """Divide each user's tokens into ``train[u]`` tokens, drawn without replacement, and the rest."""
         own = np.zeros_like(self.counts)
         for u, (low, high) in enumerate(zip(self.indptr, self.indptr[1:], strict=False)):
             own[low:high] = rng.multivariate_hypergeometric(self.counts[low:high], train[u], method="marginals")
@@ -112,7 +112,7 @@ class Part(NamedTuple):
 
 
 class HistogramSplit(NamedTuple):
-    """Users split into three groups: users for the estimation, validation users, and unseen users."""
+    """Users split into three groups: for the estimation, for validation, and unseen in the estimation."""
 
     users: Part
     validation: Part
@@ -291,7 +291,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: indptr, indices and counts must be integers")
     try:
         matrix = sparse.csr_array((counts, indices, indptr), shape=(len(indptr) - 1, len(vocabulary)))
-        matrix.check_format()  # does not check an indptr that ends with 0
+        matrix.check_format()  # SciPy does not check an indptr that ends with 0
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("indptr decreases")
     except (TypeError, ValueError) as error:

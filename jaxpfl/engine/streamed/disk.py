@@ -40,7 +40,7 @@ from jaxpfl.support.host_memory import readable
 
 
 class RowFile:
-    """An array [S, m, ...] in a file. Its rows are read and written by system calls, not through the memory map.
+    """An array [S, m, ...] in a file, read and written row by row with system calls, not through the memory map.
 
     A memory map uses pages of up to 2 MiB. Each page that is touched counts in the process's resident size, and the
     system writes it to the disk as a whole. With the map, 100 rows of a CNN's states, 18 MB in a round, became 565 MB.

@@ -40,8 +40,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       - ``methods``: for each method of both runs, the mean scores ``first`` and ``second``, their ``difference``, the
         endpoints ``low`` and ``high`` of the confidence interval of the clients' mean difference (Student's t), and
         ``better``, the fraction of clients that are better off in the second run. The last three are None unless the
-        runs are paired. If clients have names, ``worse`` lists those that are worst off in the second run, at most
-        five. If each run has a single method, these are compared although their names differ;
+        runs are paired. If clients have names, ``worse`` lists at most five clients, those with the largest loss in the
+        second run. If each run has a single method, the two methods are compared even if their names differ;
       - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:

@@ -35,7 +35,7 @@ class Folder(NamedTuple):
       status: ``complete``, ``unfinished``, ``running`` (a process has locked the folder) or ``damaged``.
       what: names of the methods, or the name of the study.
       data: name of the data set; empty for a study.
-      done: progress in words; for a damaged folder, a description of the damage.
+      done: description of the progress, or, for a damaged folder, of the damage.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Folder(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the kind of a result folder, which its files determine; None if it is not a result folder."""
+    """Determine the kind of a result folder from its files; None if it is not a result folder."""
     if (path / "config.json").is_file() and not _is_foreign(path / "config.json"):
         return RUN
     if (path / sweeps.FILE).is_file():
@@ -108,7 +108,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether a ``config.json`` belongs to another program. A damaged file of a run does not count."""
+    """Return whether a ``config.json`` belongs to another program. A damaged file of a run is not foreign."""
     found = _mapping(path)
     return bool(found) and not {"config", "methods"} & found.keys()
 
@@ -130,7 +130,7 @@ def _run(path: Path) -> Folder:
 
 def _sweep(path: Path) -> Folder:
     definition, records = sweeps.read(path), Journal(path).read()
-    # The number of planned runs depends on the methods; methods of the user's files are not run here.
+    # The number of planned runs depends on the methods, but the user's files with own methods are not executed here.
     own = (path / CODE).is_dir()
     done, total = (len(records), None) if own else Sweep(path, definition).progress(records)
     whole = (path / SUMMARY).is_file()
@@ -164,9 +164,9 @@ class Checked(NamedTuple):
     """Result of a `check`.
 
     Attributes:
-      folder: description of the folder; its status is ``damaged`` if there are ``troubles``.
+      folder: description of the folder, with the status ``damaged`` if ``troubles`` is not empty.
       troubles: one sentence about each damaged or missing file or record.
-      looked_at: numbers of files or records that were checked, by kind.
+      looked_at: number of checked files or records of each kind.
     """
 
     folder: Folder

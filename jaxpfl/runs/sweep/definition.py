@@ -126,7 +126,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     _check_exclusions(config, search, names)
     if search.budget == "steps":
         for name in methods:
-            # Raises if the method's number of gradients is not known.
+            # Called for its error: the method's number of gradients may be unknown.
             rounds_of(fill_privacy(config, grid), name, tuple(methods), share=1.0)
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         if not data_sets.is_stored(config.data):
@@ -184,7 +184,7 @@ def _check_values(definition: Definition, method: Method) -> None:
 def _ends(axis: Axis) -> tuple[Value, ...]:
     """Return the values of an axis that must be checked: the smallest and the largest number, or all values.
 
-    If these two numbers are within the setting's range, the others are too.
+    For an axis of numbers, it suffices to check these two, because a setting's range is an interval.
     """
     if not axis.values:
         return axis.low, axis.high
@@ -238,7 +238,7 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
     """Check that a resumed sweep is the stored sweep, possibly with more methods, values, draws or seeds.
 
     Raises:
-      JaxpflError: if it differs in another way; the message lists the differences.
+      JaxpflError: if the resumed sweep differs in another way; the message lists the differences.
     """
     was, now = to_json(old.config), to_json(new.config)
     semantic = [text for text in differences(was, now)[0] if not text.startswith("seeds: ")]
@@ -257,7 +257,8 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
 def grid_changes(old: Grid, new: Grid) -> list[str]:
     """Return the differences between an earlier and a new grid that are more than additional values or draws.
 
-    These are values and axes that the new grid lacks, its new axes, and changed ranges or draws.
+    The differences are values and axes that the new grid lacks, axes that only the new grid has, and changed ranges or
+    draws.
     """
     changes: list[str] = []
     axes = {axis.name: axis for axis in new.axes}
@@ -276,7 +277,7 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
-    """Return the number of rounds in which a method uses a budget of rounds x local_steps gradients per client.
+    """Return the number of rounds that use a budget of rounds x local_steps gradients per client.
 
     The number is rounded down, and at least one. A client's mean number of gradients then differs from the budget by
     less than the gradients of one round, for any kind of participation. If clients also train in rounds outside the

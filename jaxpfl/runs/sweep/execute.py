@@ -128,7 +128,7 @@ def _stacked(runs: Sequence[Assembled]) -> Assembled:
     if spec.plan.clients_in == "auto":  # if memory does not suffice, `run_group` runs fewer rows at a time instead
         spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, clients_in="device"))
     first = dataclasses.replace(first, hp=hp, spec=spec, availability=availability)
-    if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # silos' noise is not an axis
+    if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # noise of silos cannot be an axis
         return first
     mechanisms = [run.mechanism for run in runs]
     numbers = {
@@ -233,7 +233,7 @@ def _run(
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.experiment.scored_splits)
-    # From here on, the clock measures only programs that are compiled later, when they are first used.
+    # What the clock measures from here on are programs that are compiled later, at their first use.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
@@ -403,7 +403,7 @@ class States:
             self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
 
     def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
-        """Return the joint state of these runs, in the simulation's layout.
+        """Return the state of these runs as one state, with the simulation's sharding.
 
         Return None if some run's state was not kept, or the runs are at different rounds.
         """
@@ -489,7 +489,7 @@ def measure(
 
 
 def _mean(scores: np.ndarray) -> float:
-    """Return the mean of the scores [m] over the clients that have one; NaN if none has."""
+    """Return the mean of the clients' scores [m] that are not NaN; NaN if all are NaN."""
     held = scores[~np.isnan(scores)]
     return float(held.mean()) if held.size else float("nan")
 

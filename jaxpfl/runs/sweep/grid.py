@@ -132,7 +132,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
     if not 2 <= count <= _MOST:
         raise JaxpflError(f"{form} needs N between 2 and {_MOST}, got {count}")
     if not log and low.is_integer() and high.is_integer() and (high - low) % (count - 1) == 0:
-        step = int(high - low) // (count - 1)  # integers are not rounded to six digits
+        step = int(high - low) // (count - 1)  # `value_at` would round integers to six digits
         return axis(name, range(int(low), int(high) + 1, step))
     found = [range_.value_at(share) for share in np.linspace(0, 1, count).tolist()]
     if log and all(value.is_integer() for value in found):

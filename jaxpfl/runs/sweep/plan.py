@@ -70,7 +70,7 @@ class Group:
         return rounds
 
     def only(self, missing: Iterable[Run]) -> Group:
-        """Return the group with only those of its runs that are missing."""
+        """Return the group with only those runs that are among the missing runs."""
         wanted = {run.id for run in missing}
         return dataclasses.replace(self, runs=tuple(run for run in self.runs if run.id in wanted))
 
@@ -181,8 +181,8 @@ def _survivors(
 ) -> list[dict[str, Value]]:
     """Return the settings that continue after a rung that all contenders have reached, in the order of the grid.
 
-    Settings with more rounds than the rung were chosen earlier. Only the others are compared, by their scores at the
-    rung, so that a later call makes the same choice.
+    Settings that already have more rounds than the rung were chosen in an earlier call. Only the other settings are
+    compared, by their scores at the rung, so that every call makes the same choice.
 
     Args:
       definition: definition of the sweep.
@@ -204,7 +204,7 @@ def _survivors(
 
 
 def check_rungs(old: Definition, new: Definition) -> None:
-    """Check that a resumed sweep has the rungs of the stored sweep, because runs were scored only at those.
+    """Check that a resumed sweep has the same rungs as the stored sweep, because runs were scored only at these rungs.
 
     Raises:
       JaxpflError: if the rungs of a method differ; the message names the method.

@@ -37,7 +37,7 @@ _RETRIES = 2  # number of times that Ray repeats a task whose process dies
 
 
 def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Run the missing runs of a sweep in this process, and repeat runs that failed in an earlier process.
+    """Run the missing runs of a sweep in this process, and repeat the runs that failed in an earlier process.
 
     Args:
       sweep: sweep whose folder this process has locked.
@@ -156,8 +156,8 @@ def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
 def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     """Run a group in a Ray worker process, and return its records.
 
-    The process uses as many devices and XLA threads as the sweep began with, even if the machine has fewer or more
-    cores, because the order of floating-point additions, and so the last bits of the results, depend on both numbers.
+    The process uses the numbers of devices and of XLA threads with which the sweep began, whatever the machine's number
+    of cores. Both numbers affect the order of floating-point additions, and therefore the last bits of the results.
     """
     use_cpu_cores(devices)
     compile_cache.enable()

@@ -2,7 +2,7 @@
 
 First, `validation_scores` drops the test scores; then, `choose` makes the choice by validation scores. Settings are
 compared only on the same clients. If a field of the data or the split (``clients``, ``data``, ``split_seed``) is an
-axis, each of its values is a separate problem, and a setting is chosen for each problem: the best score over all
+axis, each of its values is a separate problem. A setting is chosen for each problem, because the best score over all
 problems would merely belong to the easiest problem. Of settings with equal scores, the first in the order of the grid
 is chosen.
 """
@@ -189,7 +189,7 @@ def sort_records(
 ) -> list[Record]:
     """Sort records by method, then by the values of the axes (the first axis varies slowest), then by seed.
 
-    A journal has them in the order in which the runs ended.
+    A journal has the records in the order in which the runs ended.
 
     Args:
       records: records of the sweep.

@@ -116,7 +116,7 @@ class Sweep:
         """Refuse a sweep before it begins if its first groups all fail, or if a setting has an unknown name as value.
 
         Raises:
-          JaxpflError: with the error of the first group, or of a group with an unknown name.
+          JaxpflError: the error of the first group, or of a group with an unknown name.
         """
         groups, first = self.groups, None
         for group in groups[:_FIRST]:
@@ -180,7 +180,8 @@ class Sweep:
           records: records in the journal.
           again: identifiers of failed runs that are repeated.
         """
-        # A repeated run counts as stopped one round before the end: it is missing, but has passed the earlier rungs.
+        # A run to repeat counts as stopped one round before the end, so that it is missing but has passed the earlier
+        # rungs.
         records = [
             dataclasses.replace(one, status=STOPPED, rounds=one.rounds - 1) if one.id in again else one
             for one in records
@@ -319,7 +320,7 @@ def best_config(
     """
     config = apply_settings(base, settings)
     values = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
-    values |= {name: getattr(config, name) for name in OWN}  # with the folders of files
+    values |= {name: getattr(config, name) for name in OWN}  # files are named with their folders
     values["set"] = [f"{method}.{name}={text}" for name, text in method_settings(config, method, None).items()]
     return {"methods": [algorithms.get(method).source or method], **_changed(values, to_json(RunConfig()))}
 
