@@ -153,7 +153,7 @@ def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The fold
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for template in Path(__file__).with_name("project").glob("*.txt"):
-            (folder / template.stem).write_text(template.read_text())
+            (folder / template.stem).write_bytes(contents(template))
     print(f"{folder}: cd {folder}; jaxpfl run --config config.toml; pytest")
 
 

@@ -43,7 +43,7 @@ def refusal(name: str, *args: str) -> str:
 
 def a_value(flag: Flag) -> str:
     if isinstance(flag.default, str):
-        return flag.default
+        return flag.default or "x"
     return flag.choices[0] if flag.choices else {int: "3", float: "0.5"}.get(flag.kind, "x")
 
 
@@ -127,7 +127,7 @@ def test_places_that_cannot_be_written(name, tmp_path):
 
 @every
 def test_every_command_takes_json(name):
-    others = ("completion", "predict", "deploy")  # a script, a table, an app
+    others = ("completion", "predict", "deploy", "new")  # a script, a table, an app, a project
     assert name in others or any(flag.name == "--json" for flag in FLAGS[name])
 
 

@@ -70,5 +70,4 @@ OTHERS = {
     "studies.bernoulli.parse_prior": "simulated clients",
     "studies.bernoulli._beta": "simulated clients",
     "studies.bernoulli._truncated.draw": "simulated clients",
-    "studies.unequal.draw": "simulated clients",
 }
