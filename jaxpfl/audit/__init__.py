@@ -3,7 +3,8 @@
 An audit runs the engine's own programs on the run's data and settings, with clients that are easy to detect (canaries),
 and reads every round's release (`subject`). It plays two distinguishing games (`games`) and tests whether noise and
 cohorts are as the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and so
-do noise or cohorts that differ from the accountant's assumptions. A claim that is not refuted is not proved.
+do noise or cohorts that differ from the accountant's assumptions. If no evidence is found, the claim is not thereby
+proved.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
 A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
-it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign changes between rounds
+it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign in each round is given
 by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
 of their releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included,
-the run is a neighbour under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or
-the opposite upload (replace-one).
+the run uses the neighbouring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
+(zero-out), or the opposite upload (replace-one).
 
 With noise in every step, the canary's gradients, instead of its upload, have this direction and a large norm, because
 noise is added to each gradient. An excluded canary then has no examples, which reveals whether the number of noisy
@@ -48,7 +48,7 @@ from jaxpfl.support.errors import JaxpflError
 
 _LENGTH, _WEIGHT = 100.0, 8.0
 _UNIT: dict[Relation, float] = {"add-or-remove-one": 0.0, "zero-out": 0.0, "replace-one": -1.0}
-"""Factor by which an excluded canary's upload differs from its upload if included."""
+"""Factor by which an excluded canary's upload is multiplied, by relation."""
 
 
 class Canaries(NamedTuple):
@@ -125,7 +125,7 @@ def sign(round: Scalar) -> Array:
 def insert_canaries(
     canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None
 ) -> Change:
-    """Build the change of an algorithm that replaces the canaries' uploads.
+    """Return the function that changes an algorithm so that the canaries' uploads are replaced.
 
     Args:
       canaries: canaries to insert.
@@ -178,7 +178,7 @@ class _Steered(LocalWork):
 
 
 _AT_ONCE = 2**28
-"""Limit in bytes on all clients' uploads in the worlds of one call."""
+"""Limit in bytes on the uploads of all clients in all worlds of one call."""
 # Smallest number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
 # Up to these numbers, all pairs of rounds and all pairs of leaves are compared. If there are more leaves, only
@@ -336,7 +336,7 @@ def _released_like(upload: Upload) -> PyTree:
 
 
 def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
-    """Mean that the server uses in a round, times the expected cohort size; zero if nothing is released."""
+    """Compute the mean that the server uses in a round, times the expected cohort size; zero if nothing is released."""
     divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
     return {name: leaf / divisor * subject.run.cohorts.expected_cohort for name, leaf in seen.leaves.items()}
 
@@ -346,7 +346,7 @@ class _Projected(NamedTuple):
 
     Attributes:
       leaves: component in the canary's direction, by leaf.
-      pairs: component of the difference between two leaves in the difference of their directions, by pair.
+      pairs: difference of two leaves, projected on the difference of their directions, by pair of leaves.
       square: squared length of the release.
       divisor: divisor of the release.
     """
@@ -389,7 +389,7 @@ def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
         for s, t in combinations(range(len(signs)), 2)
         if signs[s] != signs[t]
     }
-    # The length detects noise whose amount depends on the canary, which has no direction.
+    # The length of the release detects noise whose amount depends on the canary, because such noise has no direction.
     table["length"] = _sum(each.square for each in seen)
     return table | {"divisor": _sum(each.divisor for each in seen)}
 

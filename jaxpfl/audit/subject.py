@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     Attributes:
       state: the method's server state.
       total: sum of the uploads after the mechanism's clipping and noise; for AdaMix, whose server adds the noise
-        itself, the mean of the mixture that the server broadcasts next.
+        itself, the mean of the mixture that the server sends in the next round.
       weight: divisor of the sum, [].
     """
 

@@ -5,9 +5,9 @@ The tests in this module record each client's change before it is clipped, and r
 float64. The release minus this sum must be noise of the claimed size (`jaxpfl.privacy.audit`). The tests work equally
 well on any data.
 
-If a client's computation itself includes noise, the noise cannot be separated from the sum. But `jaxpfl.privacy.record`
-lists the noise draws of any run. Each draw must have its own key, and the number and standard deviations of the draws
-must agree with the claim.
+If a client's computation itself includes noise, the noise cannot be separated from the sum. For such runs, the noise
+draws recorded by `jaxpfl.privacy.record` are tested instead. Each draw must have its own key, and the number and
+standard deviations of the draws must agree with the claim.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) 
 
 
 class _Kept(NamedTuple):
-    """Client state, with the client's id, its last change before clipping, and the round of this change."""
+    """Client state of the method, with the client's id, the last change before clipping, and the round of this
+    change.
+    """
 
     state: PyTree
     client_id: Array

@@ -4,7 +4,7 @@ The adapted model uses a frozen kernel W, as a matrix [p, q], in the form
 
 .. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
 
-and trains only A and B. B starts at zero, so training starts from the given model. The parameters of the adapted
+and trains only A and B. B is initially zero, so training starts from the given model. The parameters of the adapted
 `Model` are A and B, so a federated method sends, averages, personalises or regularises only A and B.
 
 Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
@@ -54,7 +54,7 @@ def lora(
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
       base: parameters of the model, which are frozen.
       rank: rank r of A and B, at least 1.
-      alpha: scale alpha of the adapters; by default r, for which the factor alpha / r is 1.
+      alpha: scale alpha of the adapters; by default r, so that the factor alpha / r is 1.
       at: patterns of parameters to adapt; parameters with fewer than two axes are not adapted. If a parameter has more
         than two axes, the axes are divided into rows and columns such that A and B are smallest.
       trained: patterns of parameters that are trained in full instead of adapted.

@@ -110,10 +110,10 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap a flax.linen module; ``params`` is the module's "params" collection.
 
-    `train` is passed to the module's ``__call__`` if ``__call__`` has an argument `train`. The key of `apply` becomes
-    the "dropout" stream. The running statistics of ``flax.linen.BatchNorm`` become the entry "batch_stats" of
-    ``params`` (`Model.statistics`). The head includes the running statistics of the head's layers. `Model.init` raises
-    an error if the module has any other collection.
+    The argument `train` is passed to the module's ``__call__`` if ``__call__`` has an argument of this name. The key of
+    `apply` becomes the "dropout" stream. The running statistics of ``flax.linen.BatchNorm`` become the entry
+    "batch_stats" of ``params`` (`Model.statistics`). The head includes the running statistics of the head's layers.
+    `Model.init` raises an error if the module has any other collection.
     """
     init, apply, observe = modules.linen_functions(module)
 

@@ -25,8 +25,8 @@ from jaxpfl.core.types import Array
 def project(kernel: Array, x: Array) -> Array:
     """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.
 
-    The custom gradients are equal to the automatic gradients, but determine the form of the products: ``x g^T`` of
-    shape [P, O] (instead of the transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is large and O small.
+    The custom gradients are equal to the automatic gradients, but use faster matrix products: ``x g^T`` of shape [P, O]
+    (instead of the transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is large and O small.
     """
     return _project(kernel, x)
 

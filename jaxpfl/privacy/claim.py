@@ -71,9 +71,10 @@ def plan_of(
       steps: number of local steps tau in a round; required for noise in every step, which is accounted per step.
       scales: number of scales (psi) that are uploaded and clipped separately from the parameters; required for noise in
         every step.
-      releases: sums released per round about the same cohort; 1 except for AdaMix, whose EM has several steps.
+      releases: number of sums over the cohort that a round releases; 1 except for AdaMix, which releases one sum per EM
+        step.
       linear: for noise in every step, whether each step only adds its noisy gradient to the upload (`PerStepNoise`).
-        Plain SGD does so if it uploads no scale and weight decay does not amplify earlier noise.
+        This holds for plain SGD that uploads no scale and has no weight decay that amplifies earlier noise.
       compressed: whether each client compresses its noisy upload. The server then reads each upload individually,
         without other clients' noise (``DistributedNoise.alone``), and sees which clients take part, so sampling does
         not amplify privacy.
@@ -135,7 +136,7 @@ def calibrated(
 
     Args:
       mechanism: mechanism whose noise multiplier is replaced. If it has one clipping norm for each run, the same noise
-        multiplier suits all runs, because it is relative to the norm.
+        multiplier is valid for all runs, because it is relative to the norm.
       participation: sampling scheme for every round's cohort.
       epsilon, delta: target.
       accountant: accountant to invert.

@@ -23,16 +23,16 @@ def theorem5_beside_sound(
     c2: float = 0.0,
     sigma2: float = 0.0,
 ) -> dict[str, Any]:
-    """Compute the paper's epsilon for DP-AdaPeD (Theorem 5), and sound epsilons for noise with the same variance.
+    """Compute Theorem 5's epsilon for DP-AdaPeD, and sound epsilons for noise with the same variance.
 
     The sound epsilons cover two kinds of noise. ``end_of_round``: local steps have no noise, and N(0, K tau sigma^2)
     is added to the sum at the end. ``per_step``: noise is added as printed in the paper; if psi is uploaded, a
     client is protected only by its own noise (`PerStepNoise`).
 
     Each kind has two relations. ``zero_out``: a user's data are present or not. Poisson sampling with q = K/m amplifies
-    the privacy of noise at the end of a round. It does not amplify noise that the clients add: that epsilon assumes
-    that the user takes part in every round, or is the epsilon of ``replace_one`` if that is smaller. ``replace_one``:
-    cohorts have exactly K clients, accounted by RDP unless K = m.
+    the privacy of noise at the end of a round. Sampling does not amplify the privacy of noise that the clients add. The
+    epsilon for such noise assumes that the user takes part in every round; the epsilon of ``replace_one`` replaces it
+    if smaller. ``replace_one``: cohorts have exactly K clients, accounted by RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
@@ -83,7 +83,8 @@ def theorem5_beside_sound(
     return {
         "paper": {"epsilon": printed, "note": accounting.CAVEAT},
         "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
-        # Replacing a user's data covers replacing them with no data, so the smaller epsilon holds.
+        # A guarantee for replacing a user's data by any others also covers removing them, so the smaller epsilon is
+        # valid.
         "per_step": {
             "zero_out": min(claim(per_step, Full()), replaced, key=lambda c: c["epsilon"]),
             "replace_one": replaced,

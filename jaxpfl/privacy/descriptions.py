@@ -1,8 +1,8 @@
 r"""Descriptions of noise and client sampling, the inputs of the privacy accountant.
 
-Descriptions hold plain numbers; the mechanisms themselves run inside the round. Every mechanism releases a sum of
-clipped uploads with Gaussian noise, so one noise multiplier z characterises it: the standard deviation of the noise
-divided by the largest change of the sum when one client is added (or its data are zeroed).
+A description consists of plain numbers; the mechanism itself is part of the compiled round. Every mechanism releases a
+sum of clipped uploads with Gaussian noise, so the accountant needs only its noise multiplier z: the standard deviation
+of the noise divided by the largest change of the sum when one client is added (or its data are zeroed).
 
 Several Gaussian releases about the same client, with noise multipliers z_j, are equivalent to one release with :math:`z
 = (\sum_j z_j^{-2})^{-1/2}`, even if a later release depends on the outcome of an earlier one (Dong et al. 2022,
@@ -12,9 +12,9 @@ Corollary 3.3).
 model is a prefix sum of the releases, an entry of A x. Adding noise :math:`C^{-1} Z` to x, with the entries of Z
 independent N(0, s^2), is as private as adding Z to C x. If C is lower triangular, this holds even if x is chosen
 adaptively (Denisov et al. 2022). Here C is a Toeplitz matrix with b bands: :math:`C_{ij} = c_{i-j}` for
-:math:`0 \le i - j < b`, otherwise 0, and :math:`\|c\| = 1`. Columns of C that are at least b apart share no row.
-Therefore a client that takes part in k rounds, at least b apart, changes C x by at most :math:`\sqrt k` times its
-clipping norm. The mean squared error of the R prefix sums is
+:math:`0 \le i - j < b`, otherwise 0, and :math:`\|c\| = 1`. Columns of C that are at least b apart have no non-zero row
+in common. Therefore a client that takes part in k rounds, at least b apart, changes C x by at most :math:`\sqrt k`
+times its clipping norm. The mean squared error of the R prefix sums is
 
 .. math:: \frac{s^2}{R} \sum_{t < R} \sum_{i \le t} w_i^2, \qquad w = A C^{-1} e_1
 
@@ -53,10 +53,11 @@ class CentralNoise:
       clipping_norm: clipping norm C, for the statement; None if it adapts.
       count_stddev: standard deviation s of the noise on the number of uploads below C under adaptive clipping (Andrew
         et al. 2021); otherwise None. Each client sends 1/2 or -1/2, so the release of the count has noise multiplier
-        2 s, and both releases together have :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
-      releases: number of sums released in one round about the same cohort, as in EM with several iterations.
+        2 s, and both releases together have the noise multiplier :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (Theorem 1 of
+        that paper).
+      releases: number of sums over the cohort that a round releases; several for EM with several iterations.
       coefficients: coefficients c of a banded factorisation (`banded_coefficients`), with norm 1. The noise is then
-        correlated between rounds, and z is the noise multiplier of Z. (1,) for independent noise.
+        correlated between rounds, and z is the noise multiplier of Z. Independent noise has (1,).
     """
 
     noise_multiplier: float
@@ -88,7 +89,7 @@ class CentralNoise:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of all releases in a round together."""
+        """Noise multiplier of a round, for all its releases together."""
         count = [] if self.count_stddev is None else [2 * self.count_stddev]
         return combined([self.noise_multiplier / math.sqrt(self.releases), *count])
 
@@ -113,16 +114,16 @@ class DistributedNoise:
     r"""Noise that the clients add, each a share :math:`N(0, z^2 C^2 / K_{min} I)`, with only the sum visible.
 
     Secure aggregation hides single uploads. A round with fewer than K_min uploads releases nothing, so every release
-    has a noise multiplier of at least z. A client's share is part of its upload and is missing if the client does not
-    take part, which is visible. Therefore a client's data are protected, but its participation is not (the relation
-    zero-out).
+    has a noise multiplier of at least z. A client's share of the noise is part of its upload. If a client does not take
+    part, its share is missing, which is visible. Therefore a client's data are protected, but its participation is not
+    (the relation zero-out).
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.
       min_uploads: K_min, public; at most the number of clients in a round.
       clipping_norm: clipping norm C, for the statement.
-      alone: whether each upload is visible by itself, as with compressed uploads. Then only the client's own share of
-        the noise protects it, with noise multiplier :math:`z / \sqrt{K_{min}}`.
+      alone: whether each upload is visible by itself, as with compressed uploads. The client is then protected only by
+        its own share of the noise, with noise multiplier :math:`z / \sqrt{K_{min}}`.
     """
 
     noise_multiplier: float
@@ -155,8 +156,8 @@ class DistributedNoise:
 class PerStepNoise:
     r"""Noise of DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
 
-    With clipping norm C and noise s, the tau steps of one client are tau adaptive Gaussian releases, whatever
-    post-processing follows:
+    With clipping norm C and noise of standard deviation s, the tau steps of one client are tau adaptive Gaussian
+    releases, for any post-processing:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
@@ -166,13 +167,14 @@ class PerStepNoise:
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
-    The paper assumes that the average has noise of variance tau s^2/K. This does not hold: a client's later gradients
-    depend on its earlier noise and may cancel it. Under either bound above, a round is at least as private as one
-    Gaussian release, which the bounds for sampled rounds require. A client's mu and psi count as one release with
-    :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
+    The paper assumes that the average has noise of variance tau s^2/K. This is not true, because a client's later
+    gradients depend on its earlier noise and may cancel that noise. Under either bound above, a round is at least as
+    private as one Gaussian release, which the bounds for sampled rounds require. A client's mu and psi count as one
+    release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
     The printed update of psi is not linear. Its gradient depends on mu, including the noise of the same step, so the
-    sum of the clients' psi reveals that noise. Moreover, a psi that its client raises to the floor contains no noise.
+    sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to the
+    floor.
 
     Attributes:
       clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
@@ -251,7 +253,8 @@ class Full:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson sampling: every client takes part independently, but a cohort above ``cap`` is cut to a random subset.
+    """Poisson sampling: every client takes part independently; a cohort larger than ``cap`` is reduced to a random
+    subset.
 
     Attributes:
       rate: probability q that a client takes part in a round.
@@ -366,8 +369,8 @@ def prefix_error(c: tuple[float, ...], rounds: int) -> float:
 def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
     """Root mean squared error of R prefix sums, relative to independent noise with the same epsilon and cohorts.
 
-    The epsilons are equal because a client's k turns cost the same under both kinds of noise: each turn is a release
-    with noise multiplier z.
+    The epsilons are equal because under both kinds of noise, each of a client's k turns is a release with noise
+    multiplier z.
 
     Examples:
       >>> round(prefix_error_ratio(banded_coefficients(10, 100), 100), 3)
@@ -410,7 +413,7 @@ def _log_error(free: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
-    """Smallest cap that a Poisson cohort exceeds in a round with probability below ``overflow``; at most m.
+    """Compute the smallest cap that a round's Poisson cohort exceeds with probability below ``overflow``; at most m.
 
     Args:
       num_clients: number of clients m.
@@ -425,7 +428,7 @@ def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
     checks.count("clients", num_clients)
     checks.rate("sampling_rate", rate)
     checks.probability("overflow", overflow)
-    cap = max(int(binom.isf(overflow, num_clients, rate)) - 1, 1)  # one below, in case the quantile was rounded up
+    cap = max(int(binom.isf(overflow, num_clients, rate)) - 1, 1)  # one less, because the quantile may be rounded up
     while cap < num_clients and binom.sf(cap, num_clients, rate) >= overflow:
         cap += 1
     return cap

@@ -9,8 +9,8 @@ probabilities, and its range ends where the tails have a mass below 2^-64. Its t
 distribution is at most `Table.distance`. A mechanism at that distance from an (eps, delta)-DP mechanism is (eps, delta
 + (1 + e^eps) distance)-DP, which `stddev` takes into account.
 
-Two things are not covered. Random bits come from JAX's generator, which is not cryptographic: the sampler is for
-simulation. The sampling time is constant only if the hardware executes each step in constant time.
+The guarantee has two limitations. Random bits come from JAX's generator, which is not cryptographic, so the sampler is
+for simulation only. The sampling time is constant only if the hardware executes each step in constant time.
 
 Reference: Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 """
@@ -57,7 +57,7 @@ class Table(NamedTuple):
         return self.high.shape[0] // 2
 
     def message_bits(self, levels: int) -> int:
-        """Number of bits in a message, which is a number in 0 ... levels - 1 plus noise."""
+        """Number of bits of a message: a number in 0 ... levels - 1 plus noise."""
         return (levels + 2 * self.largest - 1).bit_length()
 
 

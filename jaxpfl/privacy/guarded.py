@@ -2,9 +2,9 @@ r"""Guarded examples: training data from which a method obtains noisy clipped gr
 
 Under example-level privacy a client's functions receive a `GuardedData` instead of their examples. The number of
 examples is public. Only `GuardedBatch.gradient` reads the examples, and a `Ledger` records every gradient, so that the
-run can be accounted. Any other access to an example (a pass over all of them, class counts, a loss, a teacher's
-prediction) raises an error while the method is traced. Therefore no use of an example escapes the accounting, not even
-in a user's own method.
+run can be accounted. Any other access to an example (a pass over all examples, class counts, a loss, a teacher's
+prediction) raises an error while the method is traced. Therefore every use of an example is accounted, also in a user's
+own method.
 
 Formal guarantees: adding or removing one example changes the sum of a batch's clipped gradients by at most C, whatever
 the example. N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
@@ -44,7 +44,7 @@ ExampleLoss = Callable[[PyTree, Key, PyTree, Array], Array]
 
 
 class Access(NamedTuple):
-    """Mini-batches that one descent (a sequence of local steps) draws in a call of a client's function.
+    """Mini-batches drawn by one descent (a sequence of local steps) in a call of a client's function.
 
     Attributes:
       steps: largest number of steps.
@@ -111,7 +111,7 @@ class Ledger:
 
 
 class _OfClient(NamedTuple):
-    """One client's traced numbers from `Silo`, [] each.
+    """Traced settings from `Silo` for one client, [] each.
 
     ``whole`` is true if every mini-batch contains all examples. ``stddev`` is ``z_i C``.
     """
@@ -184,7 +184,7 @@ class GuardedBatch:
 
 
 class GuardedData:
-    """One client's guarded data: a method can draw `GuardedBatch`es from them, unless it may not read them at all.
+    """One client's guarded data, from which a method can only draw `GuardedBatch`es.
 
     Attributes:
       size: number of examples, [] int32, public.
@@ -248,11 +248,12 @@ class GuardedData:
 
 
 def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, slots: int) -> tuple[Array, Array]:
-    """Draw every example independently with the client's rate; more than ``slots`` examples are cut to a random subset.
+    """Draw every example independently with the client's rate; a draw of more than ``slots`` examples is reduced to a
+    random subset.
 
     Returns:
-      Indices of the drawn examples within the client's examples, [slots] int32, 0 if not valid, and the mask of valid
-      slots, [slots]; there are ``capacity`` slots if that is smaller.
+      Indices of the drawn examples among the client's examples, [slots] int32, 0 for slots that are not valid, and the
+      mask of valid slots, [slots]. If ``capacity`` is smaller than ``slots``, there are ``capacity`` slots.
     """
     score = (bits(stream(key, Purpose.BATCHES), (capacity,)) >> 1).astype(jnp.int32)
     drawn = (jnp.arange(capacity) < size) & (of_client.whole | (score < of_client.threshold))
@@ -268,7 +269,8 @@ def guard_examples(
 ) -> Algorithm:
     """Wrap an algorithm so that its clients obtain noisy clipped gradients of their examples and nothing else.
 
-    A client function of the result raises a `JaxpflError` while it is traced, if it uses an example in any other way.
+    A client function of the wrapped algorithm raises a `JaxpflError` when traced if it uses an example in any other
+    way.
 
     Args:
       algorithm: the method's algorithm.
@@ -340,7 +342,7 @@ def _reported(metrics: Metrics, ledger: Ledger) -> Metrics:
 
 
 def _numbers_of(size: Array, mechanism: SiloMechanism) -> _OfClient:
-    """Look up the numbers for a client with this many examples; the noise is NaN if no silo has this size."""
+    """Look up the silo settings of a client with this many examples; the noise is NaN if no silo has this size."""
     silos = mechanism.silos
     sizes = jnp.array([silo.examples for silo in silos], jnp.int32)
     at = jnp.clip(jnp.searchsorted(sizes, size), 0, len(silos) - 1)

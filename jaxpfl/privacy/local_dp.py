@@ -1,11 +1,11 @@
-r"""Local differential privacy: each client's message is private by itself, whoever reads it.
+r"""Local differential privacy: each client's message is private against everyone who reads it.
 
 In the local model any two values of one client are neighbours, so a value clipped to a ball of radius b has sensitivity
 2 b. Clipping is part of each mechanism, because a guarantee must not depend on the data's range.
 
 Standard deviations are computed on the host in float64. The mechanisms are pure JAX functions that work under jit and
-vmap. Each draws from a random stream that depends on the key and on the mechanism's parameters. Therefore a client's
-messages under two budgets, or clipped to two bounds, share no noise.
+vmap. Each draws from a random stream that depends on the key and on the mechanism's parameters. Therefore two messages
+of a client have independent noise if their budgets or clipping bounds differ.
 
 Implements: Ozkara et al. 2023, Definition 1.
 """
@@ -57,9 +57,10 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    It assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If this noise is added to each
-    coordinate of a vector, the noise is too small. For larger eps the guarantee is unproven. `analytic_gaussian_stddev`
-    with sensitivity 2 b is smaller and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
+    This calibration assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If this noise is
+    added to each coordinate of a vector, the noise is too small. For larger eps the guarantee is unproven.
+    `analytic_gaussian_stddev` with sensitivity 2 b gives a smaller standard deviation and is always sound. Reference:
+    Ozkara et al. 2023, section 2 and Theorem 2.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 
@@ -100,7 +101,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
        P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
-    A message takes one bit. Its variance, :math:`b^2 c^2 - x^2`, is smaller than under the Gaussian mechanism.
+    A message is encoded by one bit. Its variance, :math:`b^2 c^2 - x^2`, is smaller than under the Gaussian mechanism.
 
     Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. Over all
     inputs, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
@@ -158,7 +159,7 @@ def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     Let p be the probability of the less probable outcome, p = |x| sigmoid(-eps) + (1 - |x|) / 2. This outcome is drawn
     if ``uniform <= p``. Uniforms are multiples of the generator's step, so the sampled probability is the next multiple
     above p, but never above one half. If p underflows to zero (for |x| = 1 and eps above 88 in float32), the sampled
-    probability is one step. The code computes p by this formula because the equal (1 - |x| tanh(eps/2)) / 2 would be
+    probability is one step. p is computed by this formula because the equivalent (1 - |x| tanh(eps/2)) / 2 would be
     inaccurate for large eps.
     """
     noise.enter("a client's bit", key, x.size, jnp.nan)

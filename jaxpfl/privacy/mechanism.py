@@ -114,7 +114,7 @@ class StepNoise:
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clip the parameters' gradient and add noise to it; ``key`` is the step's key."""
-        _released_gradients.get([]).append(gradient)  # outside `released_gradients` this list is discarded
+        _released_gradients.get([]).append(gradient)  # list that is discarded, outside `released_gradients`
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:
@@ -126,15 +126,16 @@ class StepNoise:
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float, protects: str) -> PyTree:
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
-            # Rounding to a narrow type could remove a client's share of the noise.
+            # Rounding to a dtype of few bits could remove a client's share of the noise.
             raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: use central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
     return add_gaussian(key, clipped, stddev, protects)
 
 
 _LEAST_STDDEV = 1e-30
-"""Smallest standard deviation of noise: float32 can still represent the lattice for one client's share of it among a
-million clients."""
+"""Smallest standard deviation of noise: float32 can still represent the lattice for one client's share among a million
+clients.
+"""
 
 
 @documents_itself
@@ -218,7 +219,9 @@ class Mechanism(NoiseSettings):
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """Noise multiplier of the sum alone, such that sum and count together have z (Andrew et al., Theorem 1)."""
+        """Noise multiplier of the sum alone, for which sum and count together have noise multiplier z (Andrew et al.,
+        Theorem 1).
+        """
         z = np.asarray(self.noise_multiplier, float)
         if self.quantile is None:
             return z

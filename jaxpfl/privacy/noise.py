@@ -1,4 +1,4 @@
-r"""Clipping, which bounds the sensitivity of a release, and Gaussian and Laplace noise with complete tails.
+r"""Clipping, which bounds the sensitivity of a release, and Gaussian and Laplace noise without truncated tails.
 
 **Tails.** A standard normal drawn by inversion of one float32 uniform never exceeds 5.42 standard deviations, so a
 larger value in a release would identify a user. Here two draws are the coordinates of a point with random radius and
@@ -39,7 +39,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 
 _FAR = 4.0
-"""Factor between clipping norm and upload norms, in either direction, above which a run prints a remark."""
+"""Ratio of clipping norm to upload norm, or its inverse, above which a run prints a remark."""
 _FEW = 100
 """Number of clients below which user-level noise is large relative to the sum of the uploads."""
 
@@ -49,8 +49,8 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
 
     .. math:: x \min(1, C / \|x\|_2)
 
-    Formal guarantees: whatever the input, the result is finite and its norm is at most C, up to rounding of the norm
-    (a relative 1e-6 in float32). A tree with an entry that is not finite becomes zero. A tree of finite entries whose
+    Formal guarantees: for any input, the result is finite and its norm is at most C, up to rounding of the norm (a
+    relative 1e-6 in float32). A tree with an entry that is not finite becomes zero. A tree of finite entries whose
     squares overflow is clipped like any other.
 
     Args:
@@ -82,7 +82,7 @@ def norm(tree: PyTree) -> Array:
 
 
 def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
-    """Remark on a fixed clipping norm that is over four times the uploads' norm, or under a quarter, in every run.
+    """Remark on a fixed clipping norm that is, in every run, over four times or under a quarter of the uploads' norm.
 
     Args:
       norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds].
@@ -90,7 +90,7 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
       clients: number of clients m.
 
     Returns:
-      The remark; None if the clipping norm adapts, or if it suits the uploads of at least one run.
+      The remark; None if the clipping norm adapts, or if it is within these limits in at least one run.
     """
     if np.ptp(limits, axis=1).any():  # the clipping norm adapts
         return None
@@ -111,7 +111,7 @@ class Draw(NamedTuple):
     """Record of one draw of noise by a program.
 
     Attributes:
-      protects: name of the quantity that is released under the noise.
+      protects: name of the released quantity to which the noise is added.
       key: key data of the draw.
       entries: number of entries drawn; leaves of the same type share one draw.
       stddev: standard deviation of an entry; for Laplace noise, the scale.
@@ -131,8 +131,8 @@ _one_ledger = threading.Lock()
 def record() -> Iterator[list[Draw]]:
     """Record every draw of noise in a list while the block runs.
 
-    Programs are compiled again for the block, because a program that records differs from one that does not. Draws for
-    discarded results are recorded too, for example for clients that pad a cohort on several devices and in branches
+    Programs are compiled again for the block, because only a program compiled for recording records its draws. Draws
+    for discarded results are recorded too, for example for clients that pad a cohort on several devices and in branches
     that are not taken. With several processes, each process records the rounds that it runs.
 
     Raises:
@@ -184,7 +184,9 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
 _HALF = np.uint32(2**31)
 _WORD = 32
 _LATTICE = {jnp.dtype(jnp.float32): 9, jnp.dtype(jnp.float64): 24}
-"""n, where the lattice step is 2^-n times the largest power of two that is at most the standard deviation."""
+"""For each dtype, the exponent n in the lattice step: 2^-n times the largest power of two not above the standard
+deviation.
+"""
 
 
 def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
@@ -320,7 +322,9 @@ def uniform(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array
 
 
 def _on_lattice(x: Array, scale: Scalar) -> Array:
-    """Round ``x`` to the lattice for noise with this scale; unchanged without noise, or if ``x / step`` overflows."""
+    """Round ``x`` to the lattice for noise with this scale; ``x`` is unchanged for scale 0 and where ``x / step``
+    overflows.
+    """
     scale = jnp.asarray(scale, x.dtype)
     step = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(scale)[1] - 1 - _LATTICE[x.dtype])
     steps = jnp.round(x / step)

@@ -8,7 +8,7 @@ the cohort S, the server receives
 The divisor D is fixed and public: the expected cohort size. The method's server update is post-processing. The
 personalised models stay with their clients.
 
-Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, whatever the client's data,
+Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, for any data of the client,
 even if they are not finite. Each round is therefore a Gaussian mechanism with noise multiplier z. Accounting
 (`PrivacyPlan`) gives the guarantee for the run. The training losses and accuracies that the simulator reports are not
 part of the release.
@@ -63,7 +63,7 @@ class PrivateHyper:
 class Guarded(NamedTuple):
     """Server state: the method's state, the current C if it adapts, and the noise of recent rounds if it is banded.
 
-    A part that does not apply is ``()``.
+    The norm and the noise are ``()`` if they are not needed.
     """
 
     state: PyTree
@@ -97,8 +97,8 @@ def privatize(
     The mechanism clips a client's upload divided by its weight, so all clients have the same weight. A client whose
     state or upload is not finite contributes zero (plus its share of distributed noise) and counts as diverged.
 
-    Banded noise depends on the noise of the last b - 1 rounds. The server's state contains this noise, because drawing
-    it again would take all draws since the first round: the inverse of a banded matrix is dense.
+    Banded noise depends on the noise of the last b - 1 rounds. The server's state contains this noise, because the
+    inverse of a banded matrix is dense, so computing the noise again would require all draws since the first round.
 
     Args:
       algorithm: the method's algorithm.
@@ -110,12 +110,12 @@ def privatize(
       The private algorithm and its hyper-parameters.
 
     Raises:
-      JaxpflError: if the method's uploads are not summed. When traced, the result also raises it for uploads with
-        several weights, which would reveal what a client chose.
+      JaxpflError: if the method's uploads are not summed. The error is raised when a round is traced if uploads have
+        several weights, which would reveal a client's choice.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")
-    if mechanism.noise == "per_step":  # clients clip and add noise in every step: only the divisor is left
+    if mechanism.noise == "per_step":  # clients clip and add noise in every step, so the server only has to divide
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
@@ -129,8 +129,8 @@ def privatize(
         # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    # Compressors leave out the same entries as without privacy, and the count. Clipping covers all entries, because all
-    # of them are released.
+    # Compressors do not compress the entries that they skip without privacy, nor the count. Clipping covers all
+    # entries, because all are released.
     increments = _Released(algorithm.increments, below=False)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 
@@ -209,7 +209,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if correlated:
             # If the new state overflows, keep the old state but the new noise, on which the next round's noise depends.
-            # The engine would restore both.
+            # The engine would restore the old noise too.
             sound = trees.all_finite(state)
             state = trees.where(sound, state, guarded.state)
             metrics |= {"overflowed": (~sound).astype(jnp.float32)}

@@ -29,7 +29,9 @@ from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError
 
 WORD = 2**31
-"""Upper bound on the random integer scores that select examples; sampling rates are exact multiples of 1 / `WORD`."""
+"""Number of possible integer scores by which examples are selected; sampling rates are exact multiples of 1 /
+`WORD`.
+"""
 _CLOSE, _TRIES = 0.997, 6
 """Smallest accepted ratio of a silo's epsilon to the target, and number of attempts to reach it from a similar silo's
 noise."""
@@ -42,8 +44,8 @@ class Silo:
     Attributes:
       examples: number of examples n_i in each silo.
       clients: number of silos with this number of examples.
-      threshold: number below which an example's score must lie for the example to be in a batch; `WORD` to include all
-        examples.
+      threshold: bound on the random scores: an example is in a batch if its score is below this number; `WORD` to
+        include all examples.
       per_round: mini-batches per round.
       once: mini-batches that train the personalised model outside the rounds.
       noise_multiplier: noise multiplier z_i.
@@ -72,7 +74,8 @@ class SiloMechanism:
     """Clipping and noise for every gradient in every silo, and their accounting over R rounds.
 
     The neighbouring relation is add-or-remove-one: a silo's data set with or without one example. A silo's number of
-    examples, rate and number of steps count as public. The accounting assumes that a silo takes part in every round.
+    examples, sampling rate and number of steps are considered public. The accounting assumes that a silo takes part in
+    every round.
 
     Attributes:
       silos: silos grouped by number of examples, in ascending order.
@@ -239,7 +242,7 @@ def _calibrated(mechanism: SiloMechanism, epsilon: float, delta: float, accounta
 def _near(
     mechanism: SiloMechanism, silo: Silo, like: Silo, epsilon: float, delta: float, accountant: Accountant
 ) -> float | None:
-    """Noise multiplier with an epsilon just below the target, extrapolated from a silo of similar size.
+    """Find a noise multiplier with an epsilon just below the target, by extrapolation from a silo of similar size.
 
     Silos may have many sizes, and a separate calibration for each size would take minutes. Returns None if a few
     attempts fail.

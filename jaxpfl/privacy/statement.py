@@ -37,7 +37,7 @@ class Statement(NamedTuple):
       unit: unit of privacy, ``user`` (a client with all its data) or ``example`` (a single example of a silo).
       participation: full, poisson, uniform or cyclic.
       sampling_rate: probability q that a client is in a round's cohort, or an example in a mini-batch.
-      noise_multiplier: noise multiplier z of all releases in a round together.
+      noise_multiplier: noise multiplier z of a round, for all its releases together.
       clipping_norm: clipping norm C; C1 and C2 for noise in every step; None if it adapts.
       rounds: number of rounds R.
       delta, epsilon: delta and epsilon of the claim.
@@ -46,9 +46,9 @@ class Statement(NamedTuple):
       own_share: whether z refers to each client's own share of the noise, as with compressed uploads.
       noise_seed: source of the randomness of cohorts and noise: ``run`` (the run's seed) or ``secret`` (the operating
         system).
-      cut: whether a cap may cut a cohort. Other drawn clients then affect whether a client takes part, and therefore
-        its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend on the
-        client's state.
+      cut: whether a cap may cut a cohort. Whether a drawn client takes part then depends on the other drawn clients,
+        and so does its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend
+        on the client's state.
       caveats: limitations of the claim in this run.
       silos: for the unit ``example``, one entry per size of silo with its epsilon, sampling rate, noise multiplier and
         number of mini-batches. ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the entry with
