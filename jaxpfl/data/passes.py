@@ -124,7 +124,7 @@ def _chunk_results(
       of: function applied to each chunk (see `OfChunk`).
       data: one client's data.
       put: function ``(combined [clients, *shape], client, first, result) -> combined`` that writes or adds the results
-      of one or several chunks into ``combined``, given the client's index and the index of the chunk's first example.
+        of one or several chunks into ``combined``, given the client's index and the index of the chunk's first example.
       shape: function from the result of a chunk to the shape of one client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]

@@ -38,7 +38,8 @@ class Agreement:
       num_clients: number m of clients.
       scaling: scaling of the inputs; None if they are used as they are.
       seed: seed of the simulation that the deployment repeats, for checks only, because anyone with the seed can
-      compute all clients' random numbers. If None, the server and each node draw their keys from the operating system.
+        compute all clients' random numbers. If None, the server and each node draw their keys from the operating
+        system.
 
     Raises:
       JaxpflError: if the method or a setting cannot be deployed.

@@ -35,7 +35,7 @@ def write_app(folder: Path, agreement: Agreement, clients: Federation | None = N
       folder: folder to create.
       agreement: settings and shapes.
       clients: clients of a simulation, whose examples are written to ``FOLDER/clients`` so that the deployment can be
-      compared with the simulation; None to write no examples.
+        compared with the simulation; None to write no examples.
 
     Raises:
       JaxpflError: if the folder exists, or if a setting cannot be deployed.
@@ -170,14 +170,15 @@ def conduct(
       agreement: settings and shapes.
       online: function that returns the ids of the connected nodes.
       exchange: function ``(kind, parcels, seconds) -> answers`` that sends a parcel to each node and waits up to
-      ``seconds`` for the answers. Both are mappings with node ids as keys; ``kind`` is query, train or evaluate.
-      min_clients: number of clients that must have joined before the first round. wait_seconds: seconds to wait for
-      these clients. round_seconds: seconds to wait for the nodes' answers to a message. output: folder for the results;
-      "" to write none.
+        ``seconds`` for the answers. Both are mappings with node ids as keys; ``kind`` is query, train or evaluate.
+      min_clients: number of clients that must have joined before the first round.
+      wait_seconds: seconds to wait for these clients.
+      round_seconds: seconds to wait for the nodes' answers to a message.
+      output: folder for the results; "" to write none.
 
     Raises:
       JaxpflError: if too few clients join, if two nodes claim to be the same client, or if a node has another version
-      of jaxpfl.
+        of jaxpfl.
     """
     m, spec = agreement.num_clients, agreement.spec
     nodes: dict[int, int] = {}  # client id -> node id

@@ -47,7 +47,7 @@ class Node:
     Attributes:
       instance: random name, stored in the node's folder, by which the server recognises a restarted node.
       client_id: id of the client, below the number m of clients if the client takes part in training; None before
-      `join`.
+        `join`.
     """
 
     def __init__(self, agreement: Agreement, data: Federation, folder: Path | None = None):
@@ -60,7 +60,7 @@ class Node:
 
         Raises:
           JaxpflError: if there are no training examples, or if the examples' shapes, dtypes or labels do not fit the
-          agreement.
+            agreement.
         """
         self._agreement, self._folder = agreement, folder
         self._data = jax.tree.map(jnp.asarray, _checked(agreement, data))

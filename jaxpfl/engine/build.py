@@ -99,7 +99,7 @@ def assemble_shapes(
       num_clients: number m of clients.
       sizes: numbers of training and validation examples of a client; the server's functions do not depend on them.
       steps: largest number of local steps of any client; by default, the number of steps of a client with ``sizes``
-      examples.
+        examples.
 
     Raises:
       JaxpflError: as in `assemble`.

@@ -80,8 +80,9 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
 
     Args:
       function: pure function. The cache keeps a reference to every object that is compared by equality or identity,
-      such as a user's function, until it removes the program. arguments: arrays, or their shapes. A shape without a
-      sharding may be placed on any device. options: arguments of `jax.jit`.
+        such as a user's function, until it removes the program.
+      arguments: arrays, or their shapes. A shape without a sharding may be placed on any device.
+      options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
     return _get_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)

@@ -165,8 +165,9 @@ def resolve(
       num_clients: number m of clients.
       model_bytes: bytes of one client's model.
       share_bytes: bytes of one client's model on each device, if several devices share the model; ``model_bytes`` by
-      default. layers: whether the model has convolutions or pools whose form can be chosen. platform: platform of the
-      program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
+        default.
+      layers: whether the model has convolutions or pools whose form can be chosen.
+      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
         present platform unless given.
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 

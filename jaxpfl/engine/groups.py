@@ -176,7 +176,7 @@ def make_groups(
 
     Raises:
       JaxpflError: if a group is empty although ``may_be_empty`` is false, or if ``group_of`` returns a group that does
-      not exist.
+        not exist.
     """
     count, num_clients = len(algorithm.clients), len(client_ids)
     numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))

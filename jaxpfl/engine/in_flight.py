@@ -67,7 +67,7 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
 
     Raises:
       JaxpflError: if M is smaller than the cohort size K or larger than the number of clients, if cohorts do not have a
-      fixed size, or if asynchronous rounds do not support the algorithm.
+        fixed size, or if asynchronous rounds do not support the algorithm.
     """
     asked, cohort, clients = algorithm.in_flight, participation.capacity, participation.num_clients
     assert asked is not None

@@ -236,7 +236,7 @@ def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: 
       who: arrays ``client_ids`` and ``client_names``, [m].
       headline: metric of the scores.
       base: other scores [S, m] to compare with. The values are then the differences from ``base``, and only clients
-      with worse scores than in ``base`` are returned.
+        with worse scores than in ``base`` are returned.
     """
     most = math.inf if base is None else 0.0
     values = client_means(scores) - (0.0 if base is None else client_means(base))

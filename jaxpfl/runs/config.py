@@ -236,8 +236,8 @@ def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
     Args:
       config: config before `resolve`.
       recorded: config of the run or sweep folder whose settings ``config`` starts from; None if there is none. A
-      recorded config contains the values of presets, so a setting is refused only if its value differs from the
-      recorded one.
+        recorded config contains the values of presets, so a setting is refused only if its value differs from the
+        recorded one.
 
     Raises:
       JaxpflError: if a setting without effect was given.
@@ -331,7 +331,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
       config: config with the ``--set`` entries.
       method: name of the method.
       methods: names of all methods of the run. If None, entries for any method are accepted, and entries without a
-      method's name apply to ``method``.
+        method's name apply to ``method``.
 
     Raises:
       JaxpflError: if an entry is not ``METHOD.name=value``, or names a method that is not part of the run.
@@ -438,8 +438,8 @@ class ConfigFile(NamedTuple):
       config: settings in the file.
       methods: names of the methods in the file; if empty, the command line must name the methods.
       hyper: hyper-parameters that a run folder's ``config.json`` records, as method -> hyper-parameter -> value;
-      `check_recorded` compares them with the config's values. data: checksum of the clients' data that a run folder's
-      ``config.json`` records; None for other files.
+        `check_recorded` compares them with the config's values.
+      data: checksum of the clients' data that a run folder's ``config.json`` records; None for other files.
     """
 
     config: RunConfig = RunConfig()

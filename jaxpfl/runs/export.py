@@ -251,7 +251,8 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
 
     Raises:
       JaxpflError: if no method or several methods have a claim (the costs of several claims would add up); if the round
-      of the last model was chosen without noise; or if ``wanted`` selects clients' files or programs with the scaling.
+        of the last model was chosen without noise; or if ``wanted`` selects clients' files or programs with the
+        scaling.
     """
     if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
         raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")

@@ -49,12 +49,13 @@ class Record:
         omitted.
       seed: seed of the run.
       status: ``done``, ``diverged`` (some client's personalised model is not finite), ``failed`` (the run could not be
-      executed) or ``stopped`` (by successive halving). reason: reason for any status other than ``done``, on one line.
-      rounds: number of rounds that were run; for a failed run, the number of rounds that were planned. metrics: results
-      by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for a missing value. seconds:
-      execution time of the run's program without compilation, divided by the number of runs in the program. group: name
-      of the group of runs that differ in traced values only. program: name of the training program, derived from its
-      content; groups with equal shapes share a program.
+        executed) or ``stopped`` (by successive halving).
+      reason: reason for any status other than ``done``, on one line.
+      rounds: number of rounds that were run; for a failed run, the number of rounds that were planned.
+      metrics: results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for a missing value.
+      seconds: execution time of the run's program without compilation, divided by the number of runs in the program.
+      group: name of the group of runs that differ in traced values only.
+      program: name of the training program, derived from its content; groups with equal shapes share a program.
     """
 
     method: str

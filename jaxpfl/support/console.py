@@ -156,7 +156,7 @@ def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path]
       flag: flag that names the file.
       command: command as the user typed it.
       ours: predicate that is true for a file that the command wrote; by default, for a picture with the command's
-      signature.
+        signature.
 
     Raises:
       JaxpflError: if the path is a folder, or a file that something else wrote.

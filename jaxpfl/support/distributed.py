@@ -95,7 +95,7 @@ def start(
 
     Raises:
       JaxpflError: if arguments are inconsistent, the port is in use, the other processes do not join, or JAX is already
-      running.
+        running.
     """
     from jax._src import xla_bridge
 

@@ -20,7 +20,7 @@ def partial(path: Path) -> Iterator[Path]:
 
     Raises:
       FileNotFoundError: if the parent folder was moved, removed or replaced during the block. A new folder of the same
-      name would lack the files written earlier.
+        name would lack the files written earlier.
     """
     with _same(path.parent) as check, scratch(path) as place:
         yield place
@@ -117,7 +117,7 @@ class Place:
     Attributes:
       metavar: name of the path in ``--help``.
       trouble: function ``path -> str | None`` that returns the reason why a path is unsuitable, or None if it is
-      suitable.
+        suitable.
     """
 
     metavar: str

@@ -67,7 +67,7 @@ def load(reference: str, fits: Callable[[Any], bool], what: str) -> Any:
 
     Raises:
       JaxpflError: if the file is missing or raises an error, or if the object is missing or of another kind; the
-      message lists the file's objects of the wanted kind.
+        message lists the file's objects of the wanted kind.
     """
     path, name = split(reference)
     module = load_file(path).module

@@ -101,7 +101,7 @@ def on_first(do: Callable[[], T]) -> T:
 
     Raises:
       AgreedError: in the other processes, if ``do`` raises a `JaxpflError` or an error of the operating system; with
-      the same message.
+        the same message.
     """
     if not several():
         return do()

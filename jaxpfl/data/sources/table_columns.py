@@ -39,10 +39,11 @@ class Column(NamedTuple):
     Attributes:
       name: name of the column.
       kind: "numeric" for one feature; "categorical" for a 0/1 feature per level; or "date" for one feature, the number
-      of days since 1970. levels: distinct texts of a categorical column, in the order of their features. gaps: whether
-      values may be missing. If true, the column's last feature is 1 where the value is missing. fill: number or level
-      that replaces missing values; None if ``gaps`` is false. date_format: format of a column's dates, as in
-      `pandas.to_datetime`.
+        of days since 1970.
+      levels: distinct texts of a categorical column, in the order of their features.
+      gaps: whether values may be missing. If true, the column's last feature is 1 where the value is missing.
+      fill: number or level that replaces missing values; None if ``gaps`` is false.
+      date_format: format of a column's dates, as in `pandas.to_datetime`.
     """
 
     name: str
@@ -109,8 +110,9 @@ class TableColumns(NamedTuple):
       columns: columns and their features.
       missing: words that mark a cell without a value, in lower case.
       per_client: whether a client's missing values are replaced by a statistic of its own training rows rather than of
-      all clients' training rows. client_fills: for each client id, the values that replace the client's missing values,
-      in the order of the columns with gaps. `fills_of` computes them if ``per_client`` is true.
+        all clients' training rows.
+      client_fills: for each client id, the values that replace the client's missing values, in the order of the columns
+        with gaps. `fills_of` computes them if ``per_client`` is true.
 
     Examples:
       >>> import pandas

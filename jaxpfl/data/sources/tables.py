@@ -40,8 +40,8 @@ class TableOptions(NamedTuple):
       missing_words, encoding: arguments of `csv_text.read`.
       date: columns of dates, which become numbers of days.
       split_date: first day of the test rows, by the first column of ``date``; rows with earlier dates are training
-      rows, in chronological order. person: column that names the person of each row; a client's rows of one person are
-      never in different splits.
+        rows, in chronological order.
+      person: column that names the person of each row; a client's rows of one person are never in different splits.
     """
 
     target: str | None = None

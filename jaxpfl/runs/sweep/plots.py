@@ -217,7 +217,7 @@ class Series(NamedTuple):
 
     Attributes:
       picked: (index of the value, setting) for each plotted setting, in the order of the values. If ``every`` is False,
-      only the setting with the best validation score is plotted for each value. Settings without finished runs are
+        only the setting with the best validation score is plotted for each value. Settings without finished runs are
         left out.
       joined: whether a line joins the points, because the values are numbers and each has one setting.
       every: whether all settings are plotted, because they are drawn from ranges or have no validation scores.
