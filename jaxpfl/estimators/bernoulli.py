@@ -278,7 +278,7 @@ class Population(NamedTuple):
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-        """Error MSE(a) with the shares of ``others`` other clients; ``others`` is infinite if mu is known.
+        """Mean squared error MSE(a) with the shares of K = ``others`` other clients; K is infinite if mu is known.
 
         If the weight is estimated, its variance adds an error of order 1/m, which the result does not include.
         """
@@ -286,7 +286,9 @@ class Population(NamedTuple):
         return a**2 * self.local(n) + (1 - a) ** 2 * spread
 
     def global_mean(self, n: Scalar, clients: Scalar) -> Scalar:
-        """Error of the mean of all m shares, including the client's own: ``v (1 - 1/m) + E p(1-p) / (n m)``."""
+        """Mean squared error of the mean of all m shares, including the client's own: ``v (1 - 1/m) + E p(1-p) / (n
+        m)``.
+        """
         return self.variance * (1 - 1 / clients) + self.local(n) / clients
 
 

@@ -80,7 +80,7 @@ def nearest(points: Array, centers: Array) -> Array:
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Sum [k, d] and number [k] of the points of each center, from points [m, d] and memberships [m, k]."""
+    """Compute each center's sum [k, d] and number [k] of points from points [m, d] and memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
@@ -118,8 +118,8 @@ SENSITIVITY = math.sqrt(2)
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
     """Choose centers [k, d] far from each other in a ball, independently of the data and so at no privacy cost.
 
-    The first center is one of ``candidates`` random points in the ball of radius ``reach``. Each further center is the
-    candidate farthest from all earlier centers.
+    The centers are chosen from ``candidates`` random points in the ball of radius ``reach``: first any candidate, then
+    always the candidate farthest from the earlier centers.
     """
     of_direction, of_length = jax.random.split(key)
     direction = jax.random.normal(of_direction, (candidates, dim))
@@ -189,7 +189,7 @@ def noisy_lloyd(
         of_total, of_sizes = jax.random.split(jax.random.fold_in(key, t))
         sizes = add_gaussian(of_sizes, sizes, scale, "sizes of a step")
         total = add_gaussian(of_total, total, scale, "sums of a step")
-        # If the number is within the noise, the center would move at random.
+        # If a cluster's number of points is smaller than the noise, its center would move at random.
         known = sizes > jnp.maximum(2 * scale, 0.5)
         moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)

@@ -1,6 +1,6 @@
-"""Empirical Bayes methods that are not in the papers: a package that imports only core and support.
+"""Empirical Bayes methods that are not in the papers. This package imports only core and support.
 
-- One estimate with a standard error per client: `ebnm`; with covariates: `fay_herriot`; with groups: `ebnm_groups`.
+- For one estimate with a standard error per client: `ebnm`; with covariates, `fay_herriot`; with groups, `ebnm_groups`.
 - Counts per client: `ebbinomial` for successes in trials, and `ebpoisson` for events in an exposure; with covariates:
   `ebbinomial_regression` and `ebpoisson_regression`.
 - Individual samples with covariates: `unit_level`. If every client has its own coefficients: `random_coefficients` and

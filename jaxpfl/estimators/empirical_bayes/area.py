@@ -1,21 +1,20 @@
 r"""Normal means with a regression on covariates: the area model of Fay and Herriot, fitted by ML or REML.
 
 Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. Let
-:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i` and :math:`C = \sum_i z_i z_i^\top / V_i`, with beta by generalised
-least squares. The empirical best linear unbiased predictor is
-:math:`\hat\theta_i = x_i - B_i (x_i - z_i^\top \hat\beta)`. To the order 1/m its mean squared error is
-:math:`g_1 + g_2 + g_3`,
+:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i` and :math:`C = \sum_i z_i z_i^\top / V_i`, and let beta be estimated
+by generalised least squares. The empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i -
+z_i^\top \hat\beta)`. To the order 1/m its mean squared error is :math:`g_1 + g_2 + g_3`,
 
 .. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
    g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
 
 where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the estimated A. On average, g_1 computed at
 the fitted A is too small by g_3. For ML, g_1 is too small by a further :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
-z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of g_1.
+z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, which is the bias of A times the derivative of g_1 with respect to A.
 
 The fitted A maximises the likelihood, which may have several maxima. The search therefore finds the best value on a
-grid, and then a root of the derivative near this value. A step of the search needs sums over clients of p^2 products.
-Messages of fixed size are therefore enough for each step, but not for the whole fit.
+grid, and then a root of the derivative near this value. Each step of the search needs sums over clients of p^2
+products, which clients can send in messages of fixed size. No message of fixed size is enough for the whole fit.
 
 One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. These
 intervals have the nominal coverage to the order 1/m if A is well above zero. If A is small compared to the squared
@@ -58,13 +57,13 @@ By: TypeAlias = Literal["integrated", "mse"]
 """Kind of interval: integrated over A and beta, or from the mean squared error."""
 
 LEAST_FREE = 3
-"""Smallest difference between the numbers of clients and coefficients for which A's likelihood can be integrated."""
+"""Smallest number of clients minus number of coefficients for which the likelihood of A can be integrated."""
 
 _SCALES = 32  # grid points of A; the best one is refined
 _NARROWEST = 1e-3  # smallest positive spread on the grid, relative to the smallest standard error
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _SCANNED, _SCANS = 32, 2  # grid points of each scan for the range of A, and number of scans
-_DROP = 16.0  # at the ends of the range, the log density is this far below its maximum
+_DROP = 16.0  # difference between the maximum of the log density and its value at the ends of the range
 _REACH = 9.0  # standard deviations beyond which a normal has no mass in double precision
 
 
@@ -157,14 +156,15 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
       s: positive standard errors, [m], or one for all clients.
       z: the covariates, [m], [m, k], or columns of a data frame.
-      fit: likelihood of A: "reml" (restricted), or "ml". On average, the ML estimate of A is too small by a fraction of
-        p / m, with p coefficients (including the intercept) and m clients, if all s are equal.
-      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
+      fit: likelihood of A: "reml" (restricted), or "ml". With p coefficients (including the intercept), m clients and
+        equal s, the ML estimate of A is on average too small by a fraction of p / m.
+      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
+        such a column.
 
     Raises:
       JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers or are linearly dependent; if the
         data-frame indexes of x, s and z name different clients; or if there are not at least three more clients than
-        coefficients. Inside a JAX transformation, values are not checked.
+        coefficients. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
 
 
 def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any:
-    """Check and return the clients' covariates [m, k]; linear independence is checked if their values are known.
+    """Check and return the clients' covariates [m, k]. Linear independence is checked unless the covariates are traced.
 
     Raises:
       JaxpflError: as in `covariates`; if there are not at least ``least`` more clients than coefficients; or if columns
@@ -199,7 +199,7 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
 
 
 def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
-    """Refuse a column that is a linear combination of the columns before it and the intercept, if values are known.
+    """Refuse a column that is a linear combination of the intercept and earlier columns, unless values are traced.
 
     Raises:
       JaxpflError: if there is such a column; the message gives its index.
@@ -364,14 +364,15 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """Unit for rescaling; residuals and squared standard errors in this unit; least-squares coefficients."""
+    """Return a unit, residuals and squared standard errors in this unit, and least-squares coefficients."""
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)
     return unit, x / unit - Q @ start, (s / unit) ** 2, start
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """QR decomposition of the columns, and the fraction of each column's length that earlier columns leave, [p].
+    """Compute the QR decomposition of the columns, and the fraction of each column's length orthogonal to earlier
+    columns, [p].
 
     ``xp`` is the array module: jax.numpy, or NumPy on the host.
     """
@@ -383,13 +384,13 @@ def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
 
 
 def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
-    """Check and return covariates [m, k], in double precision if their values are known.
+    """Check and return covariates [m, k], in double precision unless they are traced.
 
     Args:
       z: covariates, [m] or [m, k].
       m: number of rows.
       name: name of the argument, for messages.
-      rows: noun for the rows, for messages.
+      rows: name for the rows in messages, in the plural.
 
     Raises:
       JaxpflError: if the covariates are not numbers, not finite, or have a different number of rows.

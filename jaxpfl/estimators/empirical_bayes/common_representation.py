@@ -12,10 +12,10 @@ marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_
 and is then multiplied by the matrix square root of the mean of S_i, which accelerates EM (parameter expansion: Liu,
 Rubin and Wu 1998).
 
-`alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. It computes
-heads by least squares, uses :math:`S_i = \hat w_i \hat w_i^T`, and makes B orthonormal. A client with fewer than k
-examples has no unique least-squares head, and a client with few examples has a poor one. In `em`, heads are shrunk
-towards zero, which avoids both problems.
+`alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. Its heads are
+least-squares solutions, it uses :math:`S_i = \hat w_i \hat w_i^T`, and it makes the columns of B orthonormal. With
+fewer than k examples, the least-squares head is not unique; with few examples, it is inaccurate. In `em`, heads are
+shrunk towards zero, which avoids both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
 https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",
@@ -49,7 +49,8 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation: the k leading eigenvectors of sum_i b_i b_i', and half of y's variance as noise variance.
+    """Initial representation: the k leading eigenvectors of sum_i b_i b_i', and a noise variance of half of y's
+    variance.
 
     Args:
       messages: messages of all clients, leaves [m, ...].

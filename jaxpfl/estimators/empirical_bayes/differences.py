@@ -2,10 +2,10 @@ r"""Tests of whether clients' parameters are equal, and a confidence interval fo
 
 All functions run on the host, with SciPy. For Gaussian clients with means :math:`\bar X_i`, let :math:`w_i(\lambda) = 1
 / (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`, where s_i^2 is the estimated variance of
-:math:`\bar X_i`, and M the mean of all :math:`\bar X_i` with the weights w_i. Suppose that all s_i^2 are proportional
-to one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m -
-1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If
-clients have different variances, the test is Welch's.
+:math:`\bar X_i`, and M is the mean of all :math:`\bar X_i` with the weights w_i. Suppose that all s_i^2 are
+proportional to one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F
+distribution with m - 1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the
+analysis of variance. If clients have different variances, the test is Welch's.
 
 An endpoint of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this
 quantile to the same quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the
@@ -25,7 +25,7 @@ import numpy as np
 
 _LEAST_EXPECTED = 5.0  # Cochran's rule for the chi-square approximation
 _MOST_DEGREES = 1e9  # SciPy's F distribution does not accept infinite degrees of freedom
-# Largest and smallest number of draws for a simulated p-value, and largest number of random numbers, to limit time.
+# Largest and smallest number of draws for a simulated p-value, and a limit on the random numbers, to save time.
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 

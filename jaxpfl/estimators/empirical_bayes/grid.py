@@ -4,9 +4,9 @@ Let :math:`L_{ik}` be the density of client i's data under component k. The weig
 \pi)_i` over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi
 \ge 0`. The minimum is found by primal-dual Newton steps with a line search.
 
-The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest directional derivative. It certifies the
-result, because the mean log likelihood of the weights is below its maximum by at most the slack. A slack of zero is the
-optimality condition of Kiefer and Wolfowitz.
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest directional derivative. The slack
+certifies the result, because the mean log likelihood of the weights is below its maximum by at most the slack. A slack
+of zero is the optimality condition of Kiefer and Wolfowitz.
 
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
 proportions using sequential quadratic programming", for the problem without the simplex constraint; Koenker and Mizera
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxpfl.core.types import Array
 
 MANY = 2**14
-"""With more clients than this, the weights are fitted to bins of clients."""
+"""Number of clients above which the weights are fitted to bins of clients."""
 _ESTIMATES, _ERRORS = 256, 16  # bins of estimates and of errors
 _STEPS = 80  # largest number of Newton steps
 _KEEP = 0.995  # a step may cover this fraction of the distance to the boundary, so that iterates stay inside

@@ -1,4 +1,5 @@
-r"""Normal means of clients in groups, such as pupils in schools; the spreads within and between groups are by REML.
+r"""Normal means of clients in groups, such as pupils in schools. The spreads within and between groups are fitted by
+REML.
 
 Client i in group g has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(\mu_g, A)`,
 :math:`\mu_g \sim N(\mu, B)`. Let :math:`w_i = 1 / (A + s_i^2)` and :math:`W_k = \sum_{i \in g} w_i^k`, let
@@ -8,9 +9,9 @@ unbiased predictors are
 .. math:: \hat\mu_g = \hat\mu + q_g W_1 (\bar x_g - \hat\mu), \qquad
    \hat\theta_i = x_i - b_i (x_i - \hat\mu_g), \quad b_i = s_i^2 w_i,
 
-with :math:`\hat\mu` by generalised least squares. Its variance is :math:`C^{-1}`, where
-:math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`. Here
-g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and B:
+where :math:`\hat\mu` is estimated by generalised least squares. The variance of :math:`\hat\mu` is :math:`C^{-1}`,
+where :math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`.
+Here g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and B:
 
 .. math:: g_1 = A b_i + b_i^2 q_g, \quad g_2 = \frac{b_i^2}{C (1 + B W_1)^2}, \quad
    g_3 = \mathrm{tr}\{\mathrm{Cov}(\partial \hat\theta_i / \partial (A, B))\, I^{-1}\},
@@ -20,7 +21,7 @@ on average. The mean squared error of mu_g has the same form, with b_i = 1 and w
 
 The restricted likelihood is maximised by Newton steps from the best point of a grid of A and B. The result is compared
 with fits that have A = 0, B = 0, or both, and the fit with the largest likelihood is kept. A step needs a few sums over
-the clients of each group. Messages of fixed size are not enough for the whole fit.
+the clients of each group. No message of fixed size is enough for the whole fit.
 
 References: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model"; Prasad and Rao
 1990, "The estimation of the mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of
@@ -139,13 +140,13 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
       s: positive standard errors, [m], or one for all clients.
       group: group of each client, [m]: numbers or names. The sorted distinct values are the groups. If ``groups`` is
         given, the values are numbers in 0 ... groups - 1.
-      groups: number of groups G; required inside a JAX transformation, where the values of ``group`` are not known. A
+      groups: number of groups G; required within a JAX transformation, where the values of ``group`` are not known. A
         group without clients gets the prediction for a new group.
 
     Raises:
       JaxpflError: as in `ebnm` for x and s; if ``group`` has a different length, or its values are neither numbers in
         this range nor names; if there are fewer than three groups; or if no group has two clients, because A and B then
-        cannot be distinguished. Inside a JAX transformation, values are not checked.
+        cannot be distinguished. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -168,7 +169,9 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
 
 
 class _Sums(NamedTuple):
-    """Terms of the likelihood without B: w [m], W_1 and weighted means [G], and the sum of all other terms []."""
+    """Parts of the likelihood that do not depend on B: w [m], W_1 and weighted means [G], and the sum of other terms
+    [].
+    """
 
     w: Array
     total: Array
@@ -215,7 +218,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     degrees = m - (_grouped(jnp.ones_like(y), group, groups) > 0).sum()
     ratio = jnp.maximum(2 * (value - least), 0) * (B > 0)
     square = unit**2
-    basis = math.log(m) / 2  # change to contrasts in an orthonormal basis
+    basis = math.log(m) / 2  # correction for contrasts in an orthonormal basis
     return GroupMeans(
         x, s, group, unit * mu + origin, unit / jnp.sqrt(C), square * A, square * B, unit * (y - b * r) + origin,
         square * mse, square * g1, square * g2, square * g3, b, w * r / jnp.sqrt(variance), square * risks,

@@ -1,9 +1,9 @@
 """Conversion of inputs from lists, arrays and data frames to numbers, and of results to data frames.
 
-Masked arrays with a masked entry are refused, because NumPy's conversion would use the value under the mask. Columns of
-data frames are matched by their index. If two columns have the same labels in a different order, the second is
-reordered like the first. Different labels are refused, because matching by position would pair numbers of different
-clients. Results keep the labels.
+Masked arrays with a masked entry are refused, because NumPy's conversion would ignore the mask. Columns of data frames
+are matched by their index. If two columns have the same labels in a different order, the second is reordered like the
+first. Different labels are refused, because matching by position would pair numbers of different clients. Results keep
+the labels.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
       value: numbers or names, [m]; if ``number`` is given, numbers in 0 ... number - 1.
       number: number of distinct names; required for traced values.
       m: number of rows.
-      rows: noun for the rows, for messages.
+      rows: name for the rows in messages, in the plural.
 
     Raises:
       JaxpflError: if ``value`` does not have m rows; if it contains neither numbers in this range nor names; or if
@@ -159,10 +159,10 @@ def shares(weights: Any, m: int, least: int) -> Array:
 
 
 def inside(name: str, value: Scalar) -> None:
-    """Check that a probability is in (0, 1), unless it is traced.
+    """Check that a probability is in (0, 1). A traced value is not checked.
 
     Raises:
-      JaxpflError: if it is not; the message gives the argument's name and value.
+      JaxpflError: if the probability is outside (0, 1); the message gives the argument's name and value.
     """
     if not isinstance(value, Tracer):
         for one in np.ravel(np.asarray(value)):
@@ -222,7 +222,7 @@ def frame(
         must have a method ``interval``.
       m: number of clients.
       level: level of the interval, whose endpoints become the columns ``low`` and ``high``; None for no interval.
-      leave: fields to leave out although they have m rows.
+      leave: names of fields to leave out, although they have m rows.
 
     Raises:
       JaxpflError: if the level is outside (0, 1).

@@ -22,8 +22,8 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Scalar
 
 _POINTS = 64  # cells of the grid of lambda
-_ZOOMS = 4  # times that the grid is narrowed to the region of high density
-_NEGLIGIBLE = 20.0  # log densities this far below the maximum are left out
+_ZOOMS = 4  # number of times that the grid is narrowed to the region of high density
+_NEGLIGIBLE = 20.0  # grid points whose log density is this far below the maximum are left out
 _TINY = 1e-30  # lower bound on variances, in squared units
 
 

@@ -7,8 +7,9 @@ interval's endpoints are quantiles of the mixture.
 
 **Probabilities**: p_i is Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
 
-- The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`. It
-  is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, the
+- The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`.
+  This prior is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho /
+  \mu`, the
   prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on populations in
   which nearly all p_i are zero.)
 - The prior of mu is :math:`1 / \mu` for the lower endpoint and :math:`1 / (1 - \mu)` for the upper endpoint. For rho =
@@ -17,8 +18,8 @@ interval's endpoints are quantiles of the mixture.
 **Rates** are the limit of probabilities for rare events. A rate is Gamma with mean mu and squared coefficient of
 variation c.
 
-- c has the prior density :math:`4 / (4 + c)^2`. It is flat in :math:`c / (4 + c)`, and almost flat in c if clients do
-  not differ by much more than their mean.
+- c has the prior density :math:`4 / (4 + c)^2`. This prior is flat in :math:`c / (4 + c)`, and almost flat in c if the
+  rates' standard deviation is not much larger than their mean.
 - mu has the prior :math:`1 / \mu` for the lower endpoint. For the upper endpoint, the prior is flat at c = 0, so that
   both endpoints agree with Garwood's interval for all counts together, whose coverage is at least nominal. For other c
   the prior for the upper endpoint is
@@ -44,13 +45,13 @@ _CELLS = 24  # cells along each parameter of probabilities
 _RATE_CELLS = 40  # cells for rates: for few clients, the posterior has a long tail towards large mu
 _MARGIN = 14.0  # margin of the grid in log odds or log rates, beyond one event among all clients
 _SPREAD = 4.0  # the constant 4 in the priors of rho and c
-_ZOOMS = 8  # times that the grid is narrowed to the region of high density
-_NEGLIGIBLE = 16.0  # log densities this far below the maximum are left out
+_ZOOMS = 8  # number of times that the grid is narrowed to the region of high density
+_NEGLIGIBLE = 16.0  # cells whose log density is this far below the maximum are left out
 _UNLIKELY = 1e-5  # cells below this fraction of the largest probability are left out
 _HALVINGS = 45  # largest number of bisections; also the half width of the searched range
 _ENOUGH = 1e-4  # largest error of a quantile in log odds or log rates
 _OF_STDDEV = 1e-3  # largest error of a quantile in standard deviations
-_LARGE = 1e3  # parameter above which differences of log Gamma cancel
+_LARGE = 1e3  # parameter above which a difference of log Gamma values would lose its digits
 _AT_ONCE = 256  # clients whose quantiles are computed together
 _TERMS = 4096  # values summed together, which bounds the memory
 
@@ -170,7 +171,7 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
-    """Logarithm of the upper endpoint's prior over the lower endpoint's, [cells]; mu is in units of the pooled rate."""
+    """Log ratio of mu's priors for the upper and the lower endpoint, [cells]; mu is in units of the pooled rate."""
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 
 
@@ -283,6 +284,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum ``of(values)`` [cells, some] over values, weighted by each value's number of clients; return [cells]."""
+    """Sum the columns of ``of(values)`` [cells, some], weighted by each value's number of clients; return [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

@@ -23,7 +23,7 @@ pi_k. Under it, x has the marginal distribution N(c_k, t_k^2 + s^2), and theta t
 
 .. math:: N\Big(c_k + \frac{t_k^2}{t_k^2 + s^2} (x - c_k),\; \frac{t_k^2 s^2}{t_k^2 + s^2}\Big)
 
-The component's posterior weight is proportional to pi_k times the marginal density of x. A component with t_k = 0 is an
+The component's posterior weight is proportional to pi_k times its marginal density of x. A component with t_k = 0 is an
 atom.
 
 References: Efron and Morris 1973; Johnstone and Silverman 2004; Kiefer and Wolfowitz 1956; Koenker and Mizera 2014;
@@ -55,8 +55,10 @@ COMPONENTS = {"scale-mixture": 41, "npmle": 300}
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
-"""Smallest number of clients, and smallest fraction on one side of zero, for a warning about the center zero."""
-_SCALES = 16  # starting values of the normal prior's spread: the likelihood may have several maxima
+"""Smallest number of clients, and smallest fraction of estimates on one side of zero, for a warning about the center
+zero.
+"""
+_SCALES = 16  # starting values of the normal prior's spread; several, because the likelihood may have several maxima
 _SLABS = 6  # starting values of a slab's spread, each combined with every start of the spike's log odds
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
 _FINEST = 10.0  # smallest standard error divided by a scale mixture's smallest spread, as in ashr
@@ -168,8 +170,8 @@ class NormalMeans(NamedTuple):
       sd: posterior standard deviations, [m].
       lfsr: local false sign rates, min(P(theta <= 0), P(theta >= 0)), [m].
       shrinkage: 1 - sd^2 / s^2, [m]: one minus the derivative of the posterior mean with respect to x. Under a normal
-        prior, the shrinkage is s^2 / (s^2 + t^2). It is negative where the posterior mean moves faster than x, as
-        between two atoms.
+        prior, the shrinkage is s^2 / (s^2 + t^2). The shrinkage is negative where the posterior mean changes faster
+        than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
       slack: upper bound on the difference between the largest mean log likelihood per client, over weights on the grid,
         and the mean log likelihood of the fit, []; zero for priors without a grid.
@@ -200,7 +202,7 @@ class NormalMeans(NamedTuple):
         """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
         The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
-        clients. `robust_intervals` does not need the first condition, and `learned_gaussian` does not need the second.
+        clients. `robust_intervals` are valid for any prior, and `learned_gaussian` is valid for few clients.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -229,7 +231,7 @@ class NormalMeans(NamedTuple):
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors under a known prior, for clients that may or may not have taken part in the prior's fit."""
+    """Posteriors of any clients under a known prior, also of clients that took no part in the prior's fit."""
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
@@ -274,14 +276,15 @@ def ebnm(
       center: the number c, or "learned" to fit c too (not for scale-mixture and npmle).
       components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The distance
         between the NPMLE's atoms should be smaller than the smallest s.
-      weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. With
-        populations as weights, the prior describes the client of a random person. A client with weight zero does not
-        affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used in ``risk``.
+      weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. If
+        clients are regions weighted by their populations, the prior describes the region of a random person. A client
+        with weight zero does not affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used
+        in ``risk``.
 
     Raises:
       JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if there are fewer than two
         clients (one if the center is given); if the prior is unknown, or does not accept ``center`` or ``components``;
-        or if weights are not nonnegative numbers, or too few clients have a positive weight. Inside a JAX
+        or if weights are not nonnegative numbers, or too few clients have a positive weight. Within a JAX
         transformation, values are not checked.
 
     Examples:
@@ -391,7 +394,9 @@ def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[Norma
 
 
 def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Fitted nonparametric distribution: atoms on an evenly spaced grid over the range of x, which is always enough."""
+    """Fitted nonparametric distribution: atoms on an evenly spaced grid over the range of x, outside which no atom is
+    needed.
+    """
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
     return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
 

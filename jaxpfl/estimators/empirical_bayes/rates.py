@@ -11,7 +11,7 @@ and all clients have the pooled rate. The prior "npmle" allows any distribution:
 weights (`grid`). The grid is between the smallest and the largest share (evenly spaced on the arcsine scale) or rate
 (with evenly spaced square roots). The functions are pure, and work under ``jax.jit``, and under ``jax.vmap`` over
 problems. A step of a fit needs sums over clients of the likelihood's derivatives with respect to two parameters. For
-clients of unequal sizes, messages of fixed size are not enough for the whole fit of either family.
+clients of unequal sizes, no message of fixed size is enough for the whole fit of either family.
 
 **With covariates**, there are two models. In the first, client i has :math:`Z_i` successes in :math:`n_i` trials, and
 :math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where :math:`\operatorname{logit} \mu_i =
@@ -25,20 +25,20 @@ rate and the value predicted by the regression,
 
 The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If the
 likelihood is largest without spread, every client's estimate is the regression's value. A step of the fit needs sums
-over clients of the likelihood's derivatives with respect to all parameters. Messages of fixed size are not enough for
-the whole fit.
+over clients of the likelihood's derivatives with respect to all parameters. No message of fixed size is enough for the
+whole fit.
 
-**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, while their sum is of
-the order one, so the largest terms are summed analytically. Let a = mu s, b = (1 - mu) s, and let p' = (a + z) / (s +
-n) be the posterior mean. Relative to the binomial likelihood at z / n, the leading terms of Stirling's formula for a
-Beta-binomial are
+**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, but they nearly cancel,
+and their sum is of the order one. The largest terms are therefore summed analytically. Let a = mu s, b = (1 - mu) s,
+and let p' = (a + z) / (s + n) be the posterior mean. Relative to the binomial likelihood at z / n, the leading terms of
+Stirling's formula for a Beta-binomial are
 
 .. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
 
 For a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the divergence of
 Poisson distributions, the leading terms are :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \|
-\lambda')`. Where a divergence has a large factor, its two arguments are close to each other, and their difference is
-computed without subtraction. The remaining terms of Stirling's series are small.
+\lambda')`. Where the factor n, s or e is large, the divergence's two arguments are close to each other, and their
+difference is computed without subtraction. The remaining terms of Stirling's series are small.
 
 References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
 and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
@@ -303,7 +303,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors under a Beta or Gamma prior with mean ``mu`` and size ``size``, for clients in or outside the fit."""
+    """Posteriors of any clients under a Beta or Gamma prior with mean ``mu`` and size ``size``."""
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))
@@ -361,9 +361,11 @@ def checked_counts(
 _SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 """Starting values for the logarithm of n_0 or a."""
 _FAR = 15.0
-"""If a client's value on the link's scale is farther than this from the pooled rate, the fit has diverged."""
+"""Largest distance between a client's regression value and the pooled rate, on the link's scale; beyond it, the fit has
+diverged.
+"""
 _LEAST_FREE = 2
-"""Smallest allowed difference between the numbers of clients and of coefficients."""
+"""Smallest allowed number of clients minus number of coefficients."""
 
 
 class RegressedRates(NamedTuple):
@@ -374,7 +376,7 @@ class RegressedRates(NamedTuple):
     Attributes:
       rates: the posteriors, in which ``prior_mean`` and ``prior_size`` differ between clients, [m] each.
       beta: coefficients, [p].
-      beta_covariance: block of the coefficients in the inverse of the observed information, [p, p].
+      beta_covariance: covariance of the coefficients: their block in the inverse of the observed information, [p, p].
       spread: n_0 for probabilities, or the shape a for rates, []; infinite for priors without spread.
       log_marginal: log likelihood of all counts, [].
       ratio: twice the difference between the log likelihoods of the fit and of the regression without spread, [].
@@ -415,7 +417,8 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Args:
       successes, trials: counts as in `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a data frame.
-      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
+      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
+        such a column.
 
     Raises:
       JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers or are linearly dependent; if
@@ -467,7 +470,7 @@ def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool
         x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)
     p = x.shape[1]
     Q, R, _ = triangle(x)
-    Q = Q * m**0.5  # entries of the order of one, which suits the step size of `climb`
+    Q = Q * m**0.5  # scaled to entries of the order of one, for which the step size of `climb` is chosen
     share = z.sum() / n.sum()
     pooled = jnp.log(share) - (jnp.log1p(-share) if bounded else 0)
 

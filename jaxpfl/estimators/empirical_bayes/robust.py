@@ -4,7 +4,7 @@ Client i's linear estimate is :math:`c + w_i (x_i - c)` with :math:`w_i = \mu_2 
 :math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` about the estimate covers theta_i with at least the nominal
 probability, on average over the clients, for any distribution of the theta_i with the variance mu_2 and the kurtosis
 kappa. The function :math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)` is the probability that an
-interval of half width chi misses theta_i if the squared bias is t, where chi and the bias are in units of the
+interval of half width chi misses theta_i if the squared bias is t, where chi and the bias are measured in units of the
 estimate's standard deviation. The critical value cva(t, kappa) is the chi for which the largest expectation of r, over
 all distributions of the squared bias with mean t and mean square kappa t^2, is 1 - level.
 
@@ -62,8 +62,8 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
 
     c is the mean of x with weights :math:`\omega_i = s_i^{-2}`. Let e = x - c. With the same weights, mu_2 is the mean
     of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Estimates of mu_2
-    and kappa below a lower bound are replaced by the bound (the paper's posterior mean trimming): the posterior mean,
-    under a flat prior, given an estimate of zero.
+    and kappa below a lower bound are replaced by the bound (the paper's posterior mean trimming). The bound is the
+    posterior mean, under a flat prior, given an estimate of zero.
 
     Results are NumPy arrays and numbers.
 
@@ -72,7 +72,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
       s: positive standard errors, [m], or one for all clients.
       level: coverage probability, in (0, 1).
       kurtosis: kurtosis kappa; by default learned. If infinite, only the variance is used, which makes the intervals
-        wider. This is appropriate if there are too few clients to learn a fourth moment (fewer than some thousands, if
+        wider. Use this setting if there are too few clients to learn a fourth moment (fewer than some thousands, if
         standard errors are larger than the spread of the means).
 
     Raises:
@@ -106,7 +106,7 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np
 
     Args:
       t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. For more than 64
-        distinct values the result is interpolated, which increases it by less than 0.1 %.
+        distinct values the result is interpolated, and is then too large by less than 0.1 %.
       kurtosis: kurtosis of the bias, at least 1; infinite if unknown.
       level: coverage probability, in (0, 1).
 
@@ -129,7 +129,9 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np
 
 
 def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
-    """Largest probability that an interval of half width chi misses, over biases of this mean square and kurtosis."""
+    """Largest probability that an interval of half width chi misses theta, over all biases with this mean square and
+    kurtosis.
+    """
     from scipy import special
 
     # The grid is dense near chi, because r rises only within a few units of chi, even if chi is large.

@@ -11,10 +11,10 @@ best linear unbiased predictor and the terms of its mean squared error, to the o
    g_{2i} = d_i^\top \Phi\, d_i, \; d_i = \bar X_i - \gamma_i \bar x_i, \quad
    g_{3i} = \frac{h}{n_i^2 (\sigma_v^2 + \sigma_e^2 / n_i)^3}
 
-where g_1 is due to theta_i itself, g_2 to the estimated beta (with covariance Phi), and g_3 to the two estimated
-variances. Here :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`, where V is the
-inverse of the variances' Fisher information. At the fitted variances, g_1 is too small by g_3 on average. The
-restricted likelihood is maximised over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
+where g_1 is the error at known parameters, g_2 is due to the estimated beta (with covariance Phi), and g_3 is due to
+the two estimated variances. Here :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`,
+where V is the inverse of the variances' Fisher information. At the fitted variances, g_1 is too small by g_3 on
+average. The restricted likelihood is maximised over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
 A client sends n_i, the means of its samples and covariates, and sums of squares and products about these means. A step
 of the fit needs the totals of these sums over all clients, and sums over clients of the means' squares with weights
@@ -46,7 +46,9 @@ from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 3
 LEAST_FREE = 2
-"""Smallest number of degrees of freedom between clients, after the covariates, for which sigma_v can be estimated."""
+"""Smallest number of degrees of freedom between clients, after fitting the covariates, for which sigma_v can be
+estimated.
+"""
 _NO_SCATTER = 64  # residuals of at most this many rounding errors count as zero
 _SCALES = 24  # starting values of the ratio of variances
 _RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
