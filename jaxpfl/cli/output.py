@@ -121,7 +121,7 @@ def write(
 
     Args:
       result: results of the study.
-      to: output flags.
+      to: values of the output flags.
       draw: function that writes the plots into a given folder, and other files into its parent; returns the plots'
         paths.
       files: description of the output folder's content, for the message.

@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
     """Static bounds on the sizes of orders, which determine the compiled program and do not change an order.
 
     Attributes:
-      short: bound on the sizes up to `SHORT`; 0 if there are no such sizes.
+      short: bound on those sizes that are at most `SHORT`; 0 if all sizes are larger.
       long: whether there may be larger sizes.
     """
 
@@ -76,7 +76,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def cover(cls, sizes: np.ndarray) -> Sizes:
-        """Return bounds on these sizes. ``short`` is rounded up to a power of two, so similar sizes share programs."""
+        """Make bounds for some sizes. ``short`` is rounded up to a power of two, so similar sizes share programs."""
         short = int(sizes[sizes <= SHORT].max(initial=0))
         return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
 
@@ -389,7 +389,7 @@ def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, 
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Order of [0, n) by sorting random words, with padding: [capacity] int32, the same for any capacity >= n."""
+    """Make an order of [0, n) by sorting random words, [capacity] int32; capacity affects the padding only."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
     # The first words drawn from a key do not depend on the number of words.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))

@@ -295,7 +295,7 @@ def _single_class(source: Source) -> Source:
 
 
 def _check_source(source: Source) -> None:
-    """Check a source before it is split, so that errors refer to the user's own examples."""
+    """Check a source before it is split, because errors can then give the index of an example in the user's arrays."""
     if (source.x_test is None) != (source.y_test is None):
         raise JaxpflError(f"data set {source.name!r}: give both x_test and y_test, or neither")
     for part, x, y in (("train", source.x_train, source.y_train), ("test", source.x_test, source.y_test)):

@@ -32,7 +32,8 @@ OfChunk = Callable[[PyTree, Array, Array], PyTree]
 
 
 _SEVERAL = 4, 1
-"""Lengths of chunks, in units of `ClientData.chunk`: a convolution of only 8 images takes a third longer per image."""
+"""Lengths of chunks, in units of `ClientData.chunk`. There are long chunks because a convolution of only 8 images takes
+a third longer per image."""
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
@@ -125,7 +126,7 @@ def _chunk_results(
       data: one client's data.
       put: function ``(combined [clients, *shape], client, first, result) -> combined`` that writes or adds the results
         of one or several chunks into ``combined``, given the client's index and the index of the chunk's first example.
-      shape: function from the result of a chunk to the shape of one client's combined result.
+      shape: function that returns the shape of one client's combined result, given the result of one chunk.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [
@@ -252,7 +253,7 @@ def switch_length(
     in reverse mode.
 
     Args:
-      of: function from a length to a tree, which has the same shapes for all lengths.
+      of: function ``length -> tree``; the trees for all lengths must have the same shapes.
       size: [] int32, at most the last length.
       lengths: static lengths, ascending.
       at_once: number of clients of one length that are evaluated together; by default, as many as have `_TOGETHER`

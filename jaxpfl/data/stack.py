@@ -40,8 +40,8 @@ def stack_clients(
         become int32 and other inputs float32; if float32 loses digits, inputs stay float64 until they are standardised
         or trained on. Labels are integers >= 0, which become int32, or floats (for a regression), which become float32.
         With d labels per example, y is [n_i, d].
-      test, validation: test and validation examples in the same form, or None if there are none; a client may have no
-        examples.
+      test, validation: test and validation examples in the same form as ``train``, or None to have none; some clients
+        may have no such examples.
       client_ids: [m] distinct integers >= 0, which determine the clients' random streams; by default 0 .. m - 1.
       drop_empty: whether to leave out clients without training examples, with a warning; the other clients keep their
         ids.
@@ -99,7 +99,7 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     """Warn once if some client has fewer training examples than a batch; such a client uses all its examples.
 
     Raises:
-      JaxpflError: if there is such a client and ``strict`` is true.
+      JaxpflError: if ``strict`` is true, instead of the warning.
     """
     sizes = np.asarray(federation.train.size)
     smaller = int((sizes < batch_size).sum())
@@ -396,7 +396,7 @@ def stack_dealt(
     """Stack examples that are dealt to clients; the result is the same as by `stack_clients`.
 
     Args:
-      train, test, validation: examples of the clients, which are not checked; their inputs come from `alike`.
+      train, test, validation: examples of the clients, not checked again; the inputs are results of `alike`.
       client_ids: [m], ids of the clients.
       drop_empty: whether to leave out clients without training examples, with a warning.
       names: names of the clients, [m].

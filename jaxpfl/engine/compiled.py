@@ -217,7 +217,7 @@ def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stag
 
 @contextmanager
 def _discarded(path: Path) -> Iterator[None]:
-    """Context for reading a file: errors end the block, and a file that cannot be read is deleted."""
+    """Suppress errors that reading a file raises in the block, and delete a file that cannot be read."""
     try:
         yield
     except FileNotFoundError:

@@ -81,7 +81,7 @@ class Today(NamedTuple):
 
 
 Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
-"""Function ``(client's functions, shared inputs, client's state, client's data) -> result``."""
+"""Function ``(client, today, state, data) -> result`` that computes a result for one client."""
 
 
 def make_evaluate(

@@ -114,8 +114,8 @@ class Resolved(NamedTuple):
       lowered: precision that is used and a remark about it; None if the plan requests float32.
       model_shards: number of devices that share one client's model.
       share_bytes: bytes of one client's model on each device.
-      tuning: search for fast products and the reason; None if there is nothing to choose, as on a CPU, or if the length
-        of the run is unknown.
+      tuning: kind of search for fast matrix products, and the reason for this choice; None if there is nothing to
+        choose, as on a CPU, or if the length of the run is unknown.
     """
 
     block: int

@@ -115,7 +115,7 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training at the end": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """Build the function from a client's number of examples to its largest number of batches over these calls.
+        """Build the function ``examples -> batches``: the largest number of batches that any of these calls draws.
 
         A client makes only one of the calls, because it is either inside or outside a round's cohort.
         """

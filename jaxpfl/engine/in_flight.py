@@ -7,9 +7,9 @@ if times are equal, clients that began earlier come first. Each of the K clients
 with the randomness and the learning rate of the round in which it began. The duration of the round is then subtracted
 from the other clients' times. A client's staleness is the number of rounds that ended while it was at work.
 
-With M = K and equal times, every client arrives in the round in which it began. Cohorts and results then equal those of
-synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still arrives and belongs to the
-round's K clients.
+With M = K and equal times, every client arrives in the round in which it began. Cohorts and results are then the same
+as in synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still arrives and belongs to
+the round's K clients.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639.
@@ -134,7 +134,7 @@ def dispatched(
       ids: all clients' ids, [m].
       round: number of the round that begins.
       shared: message to the clients that begin.
-      seconds: function from rows [M] to the seconds that each client needs, [M].
+      seconds: function ``rows [M] -> seconds [M]`` that returns the time that each client needs.
     """
     clients, empty = ids.shape[0], before.rows == ids.shape[0]
     busy = jnp.zeros(clients, bool).at[before.rows].set(True, mode="drop")

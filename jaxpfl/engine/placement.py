@@ -218,7 +218,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:
-    """Put a state on its devices. A state that is already there is not copied."""
+    """Put a state on its devices. A state that is already on these devices is not copied."""
     if not processes.several():
         return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
     return jax.tree.map(processes.put, state, placement.layout(state))

@@ -30,17 +30,17 @@ class Headline(NamedTuple):
 
     @property
     def validation(self) -> str:
-        """Name in records of the metric on validation examples."""
+        """Key of the scores on validation examples in a record."""
         return f"validation_{self.name}"
 
     @property
     def personalized(self) -> str:
-        """Name in records of the metric of personalised models on test examples."""
+        """Key of the personalised models' scores on test examples in a record."""
         return f"personalized_{self.name}"
 
     @property
     def words(self) -> str:
-        """Name of the metric in text, such as macro F1."""
+        """Name of the metric for display, such as macro F1."""
         return _WORDS.get(self.name, self.name)
 
     @property

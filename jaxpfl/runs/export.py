@@ -110,7 +110,7 @@ class LastModels:
 
 
 def outcome(task: Task, loss: Any) -> Callable[[Array], Array]:
-    """Return the function from a model's output to probabilities, or to expected labels for a regression."""
+    """Return the function that converts a model's output to probabilities, or, in a regression, to expected labels."""
     if task.kind in (CLASSIFICATION, NEXT_TOKEN):
         return jax.nn.softmax
     if task.kind in ("binary", "ranking"):
@@ -398,8 +398,8 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
       The arrays, by parameter path.
 
     Raises:
-      JaxpflError: if ``where`` is none of these, if the method has no global model, or if the file has several clients'
-        models.
+      JaxpflError: if ``where`` is not such a folder or file, if the method has no global model, or if the file has
+        several clients' models.
     """
     path, method = _place(where)
     if path.is_file():

@@ -47,7 +47,7 @@ def figures(
       who: names of the clients, if they are known.
 
     Returns:
-      Name of the plot -> matplotlib figure, without figures that would be empty.
+      Name of the plot -> matplotlib figure; figures that would be empty are left out.
     """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     recorded = {name for record in records for name in record}

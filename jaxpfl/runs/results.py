@@ -84,7 +84,7 @@ def write_method(
             "seconds": times[0],
             "compile_seconds": times[1],
             "privacy": None if protection is None else _privacy(protection, simulation),
-            # Counts are averaged over the seeds, which differ if the size of a cohort is random.
+            # Counts are averaged over seeds, because they differ between seeds if the size of a cohort is random.
             **upload_sizes(simulation, counts, str(experiment.config.compress)),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
@@ -324,7 +324,7 @@ def _row(
       experiment: experiment of the run.
       scores: arrays of the method's .npz file.
       who: ids of the clients, and their names if they are known, as in ``clients.npz``.
-      local: clients' scores under local training [S, m]; None if it is not among the methods.
+      local: clients' scores under local training [S, m]; None if the run does not include the method ``local``.
       evaluations: records of the method's evaluations.
     """
     headline, unseen = experiment.headline, experiment.unseen

@@ -97,7 +97,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         old = read_record(stored)
         began = old["config"]["plan"]
         if began["tuning"] == "auto" and old.get("versions", {}).get("platform") == "gpu":
-            began["tuning"] = "full"  # an earlier version had no other
+            began["tuning"] = "full"  # the only kind of search in earlier versions
         if experiment.config.plan.tuning == "auto" != began["tuning"]:
             new["config"]["plan"]["tuning"] = began["tuning"]
         semantic, allowed = differences(old["config"], new["config"])
@@ -370,5 +370,5 @@ def _evaluate(
 
 
 def _refusal(round: int) -> str:
-    """Return the error message for a run whose secret noise seed was deleted after that round."""
+    """Return the error message for a run whose secret noise seed was deleted after ``round``."""
     return f"privacy.noise_seed = secret: the seed was deleted after round {round}, so the run cannot continue"

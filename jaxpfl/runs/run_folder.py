@@ -25,7 +25,8 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def lock(folder: Path) -> Iterator[None]:
     """Create a run folder if needed, and lock it for this process during the ``with`` block.
 
-    At the end, the folders that were created here (the folder and its parents) are removed again if they are empty.
+    At the end of the block, the folders that this function created (the folder and its parents) are removed if they are
+    empty.
 
     Raises:
       JaxpflError: if another process has locked the folder, or the folder cannot be created.
@@ -120,7 +121,7 @@ CONTENTS = {
     GRAPH: "the clients' neighbours",
     **dict.fromkeys(SHARED, "scores and names of the clients, counts of work"),
 }
-"""Files and folders of a run folder, with the data in them that no privacy claim covers."""
+"""Files and folders of a run folder that no privacy claim covers -> the data in them."""
 RUN_PARTS = tuple(CONTENTS)
 
 

@@ -120,7 +120,7 @@ class Experiment(NamedTuple):
 
     @property
     def tuning(self) -> str:
-        """Value of ``plan.tuning`` that the runs use; ``auto`` if there is none to choose, as on a CPU."""
+        """Value of ``plan.tuning`` after the automatic choice, which is skipped (``auto``) for example on a CPU."""
         plan, first = self.config.plan, next(iter(self.runs.values()))
         model_bytes = num_bytes(compiled.shapes(self.task.init, jax.random.key(0)))
         found = tuning_of(plan, jax.default_backend(), model_bytes, first.client_steps)
@@ -184,14 +184,14 @@ def prepare(
       origin: origin of these parameters, as `export.parameters_origin` returns it.
       given: data set and federation, if `load_federation` has already been called.
       among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
-        unused only if none of them uses it.
+        unused only if none of these methods uses it.
       own: methods by name that are used as given, without a look-up among the registered methods.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"name each method once, got {', '.join(methods)}")
-    # Checks that need no data come first. If the model depends on the data, it is filled in later.
+    # Checks that need no data come first. A model that depends on the data is filled in later.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
     everyone = [spec_for(named, own.get(name, name), among) for name in among]
@@ -221,11 +221,11 @@ def prepare(
     drawn = cohorts_of(specs[0], federation.num_clients)  # checked again, because loading may have dropped clients
     check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
-    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses unusable devices
+    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # raises for unusable devices
     data.check_batch_size(federation, config.batch_size, strict)
     task = task_of(specs[0], federation, unseen)
     work = work_of(specs[0], federation, unseen)
-    work.batches(work.steps)  # refuses an unknown order of the examples, and more batches than int32 can count
+    work.batches(work.steps)  # raises for an unknown order of the examples, and for more batches than int32 can count
     asking = next((spec for spec in specs if spec.method.graph), None)
     graph = None
     if asking is not None:
@@ -403,7 +403,7 @@ def caveat(origin: Origin | None, *federations: Federation | None) -> str:
 
 
 class Protection(NamedTuple):
-    """A privacy mechanism and its guarantee; the guarantee is None if nothing can be claimed, as without noise."""
+    """A privacy mechanism and its guarantee; the guarantee is None if there is none, as without noise."""
 
     mechanism: Mechanism | SiloMechanism
     statement: Statement | None

@@ -53,7 +53,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Convert errors that an unexpected structure of a file causes in the block to an error that names the file.
+    """Raise an error that names the file, if the block fails because the file has an unexpected structure.
 
     Raises:
       JaxpflError: if the block raises Python's error for a missing name or a value of the wrong type.

@@ -28,7 +28,7 @@ class OwnFile(NamedTuple):
     """A file that was run.
 
     Attributes:
-      module: module with the file's names.
+      module: module object in which the file was executed.
       texts: contents of the file and of the modules that it imported from its folder, by path relative to this folder.
     """
 

@@ -153,7 +153,7 @@ def fetch(tree: Any) -> Any:
 
 
 def fetch_to_first(tree: Any) -> Any:
-    """Return whole arrays on the host of the first process, moved block by block, and None in the others."""
+    """Move whole arrays to the host of the first process, block by block; the other processes get None."""
     leaves, structure = jax.tree.flatten(tree)
     found = [_fetched_to_first(leaf) for leaf in leaves]
     return jax.tree.unflatten(structure, found) if is_first() else None

@@ -31,10 +31,10 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, what: str = "classes") -> np.ndarray:
     """Deal k distinct classes to each client, [m, k], so that nearly equally many clients get each class.
 
-    A deck of m k cards contains each of the C classes floor(m k / C) times, or once more. The deck is shuffled, and k
-    cards are dealt to each client. A client that got a class twice swaps one of the two cards with a client that lacks
-    the class. If no swap is possible, the deck is dealt again. After 20 attempts, the deck is dealt greedily, which
-    always succeeds but mixes the classes less.
+    In a deck of m k cards, each of the C classes occurs floor(m k / C) or floor(m k / C) + 1 times. The deck is
+    shuffled, and k cards are dealt to each client. A client that got a class twice swaps one of the two cards with a
+    client that lacks the class. If no swap is possible, the deck is dealt again. After 20 attempts, the deck is dealt
+    greedily, which always succeeds but mixes the classes less.
     """
     if k > len(classes):
         raise JaxpflError(f"{what} per client must be from 1 to {len(classes)}, the number of {what}, got {k}")

@@ -322,8 +322,8 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
     """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
     In LEAF, each position of a speech has a string of length L, so neighbouring strings overlap in L - 1 characters.
-    With ``every``, only each L-th string of such a run, and the run's last string, are kept. The last string has labels
-    only at positions that no earlier string covers, so that each character is labelled once.
+    With ``every``, only each L-th string of a speech, and the speech's last string, are kept. The last string has
+    labels only at positions that no earlier string covers, so that each character is labelled once.
 
     Returns:
       Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for none.

@@ -182,7 +182,7 @@ class TableColumns(NamedTuple):
         """Return the record that `to_json` wrote.
 
         Raises:
-          KeyError, TypeError: if the mapping is not such a record.
+          KeyError, TypeError: if the mapping is not a result of `to_json`.
         """
         columns = [Column(**{**own, "levels": tuple(own["levels"])}) for own in record["columns"]]
         fills = {int(client): tuple(own) for client, own in record["client_fills"].items()} or None

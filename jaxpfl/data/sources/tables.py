@@ -55,8 +55,7 @@ class TableOptions(NamedTuple):
     person: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the label columns, for a table with the columns ``names``; the name of one column may contain
-        commas."""
+        """Split ``target`` into the names of the label columns, unless the table has a column with this whole name."""
         if self.target is None or self.target in names or "," not in self.target:
             return () if self.target is None else (self.target,)
         return tuple(part.strip() for part in self.target.split(","))

@@ -373,7 +373,7 @@ _SHARE = 0.25
 
 
 class Stopped(NamedTuple):
-    """State of runs from which they can continue; all are at the same round.
+    """Saved state from which several runs, all at the same round, can continue.
 
     Attributes:
       state: state of S runs.
@@ -422,9 +422,10 @@ class States:
 
 
 UNDEFINED = "_undefined"
-"""Suffix of the entry with the number of clients for which a metric is undefined; zeros are omitted."""
+"""Suffix of an entry's name: the number of clients for which the metric is undefined. The entry is omitted if it is
+zero."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
-"""Suffix of an entry's name -> statistic over clients, for the metrics other than the headline."""
+"""Suffix of an entry's name -> statistic over clients in the entry, for all metrics except the headline."""
 
 
 def measure(

@@ -174,7 +174,7 @@ class Grid:
         """Make a grid from the values that `to_json` returned.
 
         Raises:
-          KeyError, TypeError: if ``stored`` is not such a value.
+          KeyError, TypeError: if ``stored`` is not a result of `to_json`.
         """
         axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["axes"])
         return cls(**{**stored, "axes": axes})

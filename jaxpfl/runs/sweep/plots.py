@@ -23,9 +23,9 @@ from jaxpfl.support.console import INK, entitle, literal, plain, shades
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Plot the results of a sweep.
 
-    For each axis with several values, ``by-AXIS`` shows the validation and test score of each method; for each value
-    of the axis, the values of the other axes are those with the best validation score. For a method with two or more
-    axes, ``pairs-METHOD`` shows heat maps.
+    For each axis with several values, ``by-AXIS`` shows the validation and test score of each method; for each value of
+    the axis, the other axes have the values with the best validation score. For a method with two or more axes,
+    ``pairs-METHOD`` shows heat maps.
 
     Args:
       summary: summary as `summarize` returns it.
@@ -265,7 +265,7 @@ def _short(value: Value) -> str:
 
 
 MARKERS = "os^DvPX<>hp*"
-"""Markers of the methods' lines, by which they can be told apart without colours."""
+"""Markers of the methods' lines, so that lines can be told apart without colours."""
 RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
 """Style of the ring around a chosen setting."""
 _MOST_TICKS = 12
