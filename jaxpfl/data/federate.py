@@ -328,7 +328,7 @@ def _check_source(source: Source) -> None:
 
 
 def number_held(n: int, share: float) -> int:
-    """Return the number of examples to hold out of n: round(share * n), within bounds.
+    """Return how many of n examples are held out: round(share * n), within bounds.
 
     If share > 0 and n >= 2, at least one and at most n - 1 examples are held out.
     """

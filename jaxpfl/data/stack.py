@@ -157,7 +157,7 @@ def nonempty_clients(
 
 
 def warn_of_shared(federation: Federation) -> Federation:
-    """Warn if test examples equal training examples in features and label, unless chance explains it.
+    """Warn if more test examples than expected by chance equal a training example in features and label.
 
     Examples with few discrete features may be equal by chance. They are then equal about as often within the training
     set, so up to twice this frequency is accepted. Examples are compared by their hashes, which takes one pass over the
@@ -433,7 +433,8 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
     Clients are assigned in decreasing order of size, each to the least loaded share with room (Graham's rule of the
     longest processing time first). If there are several kinds of examples (such as training and test examples), a
-    client's size is the largest of its fractions of the total number of each kind, and likewise a share's load.
+    client has a fraction of the total number of each kind, and its size is the largest of these fractions. The load of
+    a share is defined in the same manner.
 
     Args:
       sizes: [m, kinds], number of each client's examples of each kind.

@@ -176,7 +176,7 @@ def run_cohort(
 def _join_and_call(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
-    """Call ``one`` on data joined with their stores."""
+    """Join one client's data with their stores, and call ``one``."""
     return one(shared, present, state, join_stores(data, examples))
 
 

@@ -197,8 +197,8 @@ class Models:
           column: column with the clients' names; None to predict each row by the global model.
 
         Returns:
-          A data frame with the columns ``client`` (empty for the global model without a column), ``prediction``, and a
-          probability for each class, such as ``probability_yes``. With several labels, there is a prediction for each.
+          A data frame with the columns ``client`` (empty if ``column`` is None), ``prediction``, and a probability for
+          each class, such as ``probability_yes``. With several labels, there is a prediction for each.
 
         Raises:
           JaxpflError: as in `predict`, or if the run predicts neither classes nor numbers.

@@ -97,7 +97,8 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
 
 
 _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
-"""Arrays whose checksums the processes have already compared, by the identities of all arrays in a federation."""
+"""Federations whose checksums were already compared between processes; the key is the identities of all their
+arrays."""
 
 
 def agree_on(federation: Federation, *, for_good: bool = False) -> None:

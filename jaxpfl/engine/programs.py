@@ -211,7 +211,7 @@ class Programs:
 def traced_as(
     function: Callable[..., Any], form: Form | None, matmul: str | None, *, apart: bool = False
 ) -> Callable[..., Any]:
-    """Wrap a function so that tracing it uses a form of convolutions and a precision of matrix products.
+    """Wrap a function so that it is traced with a given form of convolutions and precision of matrix products.
 
     Args:
       function: function of arrays.

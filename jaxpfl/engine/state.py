@@ -364,7 +364,7 @@ def number(value: Any) -> jax.Array:
 
 
 def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:
-    """Map ``one(first, hp, *shared)`` over a leading axis of runs on ``first`` and ``hp``.
+    """Map ``one(first, hp, *shared)`` over the leading axis of ``first`` and ``hp``, which is the axis of runs.
 
     Args:
       one: program of one run.

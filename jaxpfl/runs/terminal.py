@@ -366,7 +366,7 @@ def _gradients(row: dict[str, Any], name: str) -> str:
 
 
 def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the privacy statements of a run -> the methods to which each applies."""
+    """Return the privacy statements of a run, each with the methods to which it applies."""
     claims: dict[str, list[str]] = {}
     for name, row in methods.items():
         if row["privacy"]:

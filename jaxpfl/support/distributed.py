@@ -169,7 +169,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
 
 @contextmanager
 def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
-    """Call ``on_wait`` with a line on the processes that are awaited, if the block runs longer than ``seconds``."""
+    """Call ``on_wait`` with a line about the missing processes if the block runs longer than ``seconds``."""
     if on_wait is None:
         yield
         return

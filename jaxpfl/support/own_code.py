@@ -90,7 +90,7 @@ def refresh() -> None:
 
 
 def load_file(path: Path) -> OwnFile:
-    """Run a file, unless it was run before and not forgotten by `refresh`.
+    """Run a file, or return the result of an earlier call; `refresh` forgets changed files.
 
     Raises:
       JaxpflError: if the file cannot be read or raises an error; the message names the line.

@@ -108,7 +108,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     """Load a data set in LEAF's format.
 
     Args:
-      name: one of `LEAF_SETS`, or any other name for any of the three kinds of inputs.
+      name: one of `LEAF_SETS`, whose kind of inputs is known, or another name, for which all three kinds are allowed.
       folder: folder of the files, as described in the module's docstring.
       every: whether to label each position of text and sequences (for the task next-token), and not only the end of
         each window.

@@ -320,7 +320,7 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
     Args:
       name: full name of the setting.
       method: method of the runs.
-      config: config of the runs, which determines whether privacy is on the level of examples; None if it is not.
+      config: config of the runs, which determines whether privacy protects examples; if None, it does not.
     """
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
