@@ -280,7 +280,7 @@ GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
 """Steps to report."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Variants of the example, each with two flags: whether gamma decays, and whether there is error feedback."""
+"""Variants of the example, each with two flags: whether gamma decays, and whether error feedback is used."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
@@ -301,12 +301,12 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 def demo() -> dict[str, Any]:
     r"""Compute the example of section III-A: descent from x_0 = 0 to the optimum x* = (1, -1, 1, -1).
 
-    The paper shows iterates that total-variation updates "may" produce: (-1, -1, 1, 1), (1, -1, 1, 1), x*. No gamma and
-    no learning rate gives the first of these. Every update u of a gradient g satisfies
-    :math:`u^T g = |u|^2 + \gamma\,TV(u)`, but the printed update is orthogonal to the gradient, and doubles the squared
-    distance from the optimum. This function computes gradient descent on :math:`|x - x_*|^2 / 2`. With a constant
-    gamma, descent stalls where no cumulative sum of the gradient exceeds gamma. With a decaying gamma, or with error
-    feedback, it reaches the optimum.
+    The paper shows iterates that total-variation updates "may" produce: (-1, -1, 1, 1), (1, -1, 1, 1), x*. The first of
+    these iterates is impossible for any gamma and learning rate. Every update u of a gradient g satisfies :math:`u^T g
+    = |u|^2 + \gamma\,TV(u)`, but the printed update is orthogonal to the gradient, and doubles the squared distance
+    from the optimum. This function computes gradient descent on :math:`|x - x_*|^2 / 2`. With a constant gamma, descent
+    stalls where no cumulative sum of the gradient exceeds gamma. With a decaying gamma, or with error feedback, descent
+    reaches the optimum.
 
     Implements: Zhao et al., section III-A.
 

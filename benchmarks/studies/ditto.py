@@ -1,4 +1,4 @@
-r"""Point estimation by Ditto: the error as a function of lambda; at one lambda, Ditto is the posterior mean.
+r"""Point estimation by Ditto: the error as a function of lambda. At one lambda, Ditto's model is the posterior mean.
 
 Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)` with mean
 :math:`\bar x_k`. Let :math:`\mu` be the mean of all :math:`\bar x_k`. With squared loss, Ditto's personalised model is
@@ -39,7 +39,7 @@ from jaxpfl.support import host_memory
 
 _STEPS = 10
 _SHARE = 0.5
-"""Fraction of the distance to its fixed point that a model moves in a local step."""
+"""Fraction by which a local step reduces a model's distance to its fixed point."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Study of county elections: estimates of each county's political tendency, scored on a held-out election.
 
-The data has the winners of US presidential elections by county, 2000 to 2020. Each county is a real Bernoulli client
-with six samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a
+The data are the winners of US presidential elections by county, 2000 to 2020. Each county is a Bernoulli client with
+six real samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a
 county), and columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns
 of the MIT Election Lab (doi:10.7910/DVN/VOQCHQ).
 """
@@ -154,7 +154,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     errors["beta-binomial"] = ((estimates["beta-binomial"] - np.asarray(test)) ** 2).mean(axis=1)
     private = _private(given, train, test)
     errors |= {name: values.mean(axis=0) for name, values in private.items()}
-    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # NaN: no gain over an exact estimate
+    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # no gain over an exact estimate
     gained = {name: 1 - values / to_avoid for name, values in errors.items()}
     spread = {name: measure(g)._asdict() | {"std": float(g.std(ddof=1))} for name, g in gained.items()}
     result = {

@@ -5,14 +5,14 @@ the same model (softmax regression) for the same number of rounds and local step
 same learning rate. Each method is trained once for each value of one hyper-parameter:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
-- ``ditto`` and ``pfedme``: lambda; a step of pFedMe halves the distance from w to theta at every lambda;
+- ``ditto`` and ``pfedme``: lambda; at every lambda, a step of pFedMe on w halves the distance from w to theta;
 - ``local`` and ``fedavg``: weight decay, because they have no lambda;
 - ``ifca``: the seed of the initialisation, to which IFCA is sensitive; IFCA is given the true k.
 
-One value is chosen by the loss on validation examples. The results at all other values are reported too. The clusters
-found by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k. For every
-other method, clients with the same model form a cluster. If there are more than k distinct models, k-means with the
-true k clusters them.
+For each method, one value is chosen by the loss on validation examples. The results at all values are reported. The
+clusters found by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k.
+For every other method, clients with the same model form a cluster. If there are more than k distinct models, k-means
+with the true k clusters them.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     for part, label in _SHOWN.items():
         curves = {}
         for name, row in result["methods"].items():
-            if part == "clusters" and name != "network-lasso":  # only the lasso finds k itself
+            if part == "clusters" and name != "network-lasso":  # only the network lasso is not given k
                 continue
             if row["swept"] == "start":
                 curves[f"{name}, chosen start"] = Curve.level(row["chosen"][part]["mean"], given["strengths"])

@@ -29,7 +29,7 @@ class RegressionSettings(Settings):
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
-    samples: int = within(10, minimum(2))  # moment estimates use pairs of a client's examples
+    samples: int = within(10, minimum(2))  # at least two, because moment estimates use pairs of a client's examples
     """Samples per client, n."""
     dim: int = within(50, checks.count)
     """Dimension, d."""

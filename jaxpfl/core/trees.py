@@ -165,7 +165,7 @@ def valid_mean(valid: Array, values: Array) -> Array:
 
 
 _TOGETHER = 32
-"""Rows in a block of `sum_products`; larger blocks are not faster on a CPU."""
+"""Number of rows in a block of `sum_products`; larger blocks are not faster on a CPU."""
 
 
 def sum_products(weights: Array, rows: Array) -> Array:
@@ -210,8 +210,8 @@ def checksum(tree: PyTree) -> int:
 def take_rows(tree: PyTree, rows: Array) -> PyTree:
     """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row number outside [0, m) reads the nearest row.
 
-    An empty slot of a cohort has the row number m, and so reads a client's real data. These data do not introduce NaN,
-    and the slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.
+    An empty slot of a cohort has the row number m, and so reads a client's real data. Real data avoid NaN, and the
+    slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.
     """
     # Cohorts are drawn as sorted row numbers (`Participation`).
     return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)

@@ -30,9 +30,11 @@ Metrics: TypeAlias = dict[str, Array]
 NO_LABEL = -1
 """Label of a sequence position without a label: padding, or a token that is not to be predicted."""
 MOST_EXAMPLES = 2**31 - 1
-"""Largest number of examples in a split, because positions in the store are int32."""
+"""Largest number of examples in a split, limited by int32 positions in the store."""
 EQUAL = 1.25
-"""Clients count as equally large if m times the largest number of examples is at most this multiple of the total."""
+"""Largest ratio of m times the largest client's number of examples to the total for which clients count as equally
+large.
+"""
 CHUNK = 2
 """Overhead of processing a chunk, measured in examples. It is larger for a small model, but the chunks of a small model
 run concurrently."""
@@ -141,7 +143,7 @@ class ClientData:
         real = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 1))
         view = arrays.where(real, rows, arrays.zeros((), leaf.dtype))
         if host:
-            view.flags.writeable = False  # the view is a copy: writing to it would not change the store
+            view.flags.writeable = False  # read-only, because it is a copy: writing to it would not change the store
         return view
 
     def client(self, row: Any) -> ClientData:
@@ -166,7 +168,7 @@ class ClientData:
         """Check on the host that all clients' examples are in the store.
 
         Raises:
-          JaxpflError: if they do not, for example because the examples were sliced instead of the clients.
+          JaxpflError: if an example is not in the store, for example because examples were sliced instead of clients.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
@@ -241,7 +243,9 @@ class Splits(NamedTuple):
 
 @jax.tree_util.register_static
 class Names(tuple[str, ...]):
-    """Names in the order of what they name. They are part of a pytree's structure: compiled programs never get them."""
+    """Names of clients, in the order of the clients. Names are part of a pytree's structure, and not inputs of compiled
+    programs.
+    """
 
     def rows(self, places: Any) -> Names:
         """Select names by an array of row numbers."""
@@ -307,7 +311,7 @@ class Federation(NamedTuple):
         """Pool all training examples into one client with id 0, on the host; the other splits are empty.
 
         The examples are in the order of the clients' ids, so that the result does not depend on the order of the stack.
-        They are not copied if the store already has this order.
+        The examples are not copied if the store already has this order.
         """
         examples = self.train.rows(np.argsort(np.asarray(self.client_ids))).flat()
         train = ClientData.stacked(examples, [len(examples.y)])

@@ -3,10 +3,11 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-q is the release (the identity without quantisation or privacy), and sq2 the variance that it adds. M is the
-maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many samples, M is
-the plain mean of the messages. The weight a_i minimises the mean squared error exactly, given the weights in M. If
-sizes are equal and all clients upload, this is the paper's equation (5). `gaussian_closed_form` computes the errors.
+Here q is the release (the identity without quantisation or privacy), and sq2 is the variance that the release adds. M
+is the maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many
+samples, M is the plain mean of the messages. The weight a_i minimises the mean squared error exactly, given the weights
+in M. If sizes are equal and all clients upload, this is the paper's equation (5). `gaussian_closed_form` computes the
+errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -55,7 +56,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Estimator by each client's own mean; nothing is sent."""
+    """Estimator by each client's own mean; clients send no messages."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -85,8 +86,8 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
         :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`, where S^2 is the variance of the
         messages. Messages with Gaussian noise carry almost no information about this variance: give ``st2``, or use
         `split`.
-      sx2: variance of the samples. If None, the variances within the clients are pooled. Pooling needs clients with at
-        least two samples, and adds to each message a second number, which is not private.
+      sx2: variance of the samples. If None, the variances within the clients are pooled. Pooling requires clients with
+        at least two samples. Each message then contains a second number, which is not private.
       release: mechanism that releases a client's mean.
     """
 
@@ -133,8 +134,8 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
-    Here M is the mean of all messages, and s2 the variance of a client's mean. Nothing is shrunk if (m - 1) d is at
-    most 2.
+    Here M is the mean of all messages, and s2 the variance of a client's mean. If (m - 1) d is at most 2, estimates are
+    not shrunk.
 
     Args:
       sx2: variance of the samples.
@@ -150,7 +151,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
         s2 = sx2 / jnp.maximum(moments(messages.size, sent).mean, 1)
         square = of_means.scatter.sum()
         keep = 1 - jnp.maximum(free, 0) * s2 / _nonzero(square)
-        # If all messages are equal, shrink completely, unless the samples have no noise.
+        # If all messages are equal, shrink estimates completely to M, unless the samples have no noise.
         keep = jnp.where(square > 0, keep, jnp.where(s2 > 0, 0.0, 1.0) if positive else 1.0)
         return of_means.mean, jnp.maximum(keep, 0) if positive else keep
 

@@ -15,8 +15,8 @@ m clients of equal size,
 
 .. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
-The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. Because the formulas use only second
-moments, they hold for Bernoulli clients too, with s2 = E p(1-p) / n and st2 = Var p.
+The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The formulas use only second moments,
+and are therefore valid for Bernoulli clients too, with s2 = E p(1-p) / n and st2 = Var p.
 
 Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
 """
@@ -38,7 +38,7 @@ def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
     Args:
       a: weight of the client's own mean.
       s2: variance of the client's mean about theta_i.
-      c: covariance of the client's mean and M, both taken about theta_i.
+      c: covariance of the client's mean and M about theta_i.
       V: variance of M about theta_i.
     """
     return a**2 * s2 + 2 * a * (1 - a) * c + (1 - a) ** 2 * V
@@ -146,7 +146,7 @@ def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
 
 
 def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Array:
-    """Gain of the weight st2 / (st2 + s2), which ignores the noise of the messages.
+    """Gain if the weight is st2 / (st2 + s2), which ignores the noise of the messages.
 
     The gain is negative if the noise makes the mean of all messages worse than the local estimate.
     """
@@ -155,7 +155,7 @@ def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Arra
 
 
 def global_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    """Gain of the mean of the messages as every client's estimate.
+    """Gain if every client's estimate is the mean of the messages.
 
     With m clients, the gain is negative if st2 + sq2/(m-1) > s2.
     """
@@ -177,7 +177,7 @@ def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -
     square, linear, constant = s2 - target * total, target * (total + sq2), target * sq2
     reachable = square > 0
     root = (linear + jnp.sqrt(linear**2 + 4 * square * constant)) / (2 * jnp.where(reachable, square, 1))
-    # The factor prevents that a rounding error increases an integer k by one.
+    # The factor prevents a rounding error from increasing an integer k by one.
     return jnp.where(reachable, 1 + jnp.maximum(jnp.ceil(root * (1 - 1e-6)), 1), jnp.inf)
 
 

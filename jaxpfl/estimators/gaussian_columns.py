@@ -46,7 +46,7 @@ _LEAST_DEGREES = 2  # the log of a variance with one degree of freedom varies to
 _LEAST_CLIENTS = 3  # smallest number of clients from which a prior of variances is fitted
 _STEPS = 50  # Newton steps, enough from any start
 _FAR = 8  # shift of the argument, by the recurrence, that makes the asymptotic series accurate
-_DIGITS = 8.0  # deviations within this many rounding errors of the mean count as zero
+_DIGITS = 8.0  # deviations of at most this many rounding errors of the mean count as zero
 
 
 class Variances(NamedTuple):
@@ -65,7 +65,9 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """Shrunken variances of clients, from their summed squared deviations and degrees of freedom (broadcast)."""
+        """Shrink clients' variances, given their summed squared deviations and degrees of freedom, which are
+        broadcast.
+        """
         some = degrees * (scatter > 0)
         prior = jnp.where(jnp.isinf(self.degrees), 1, self.degrees)
         own = (prior * self.scale + scatter) / (prior + some)

@@ -3,10 +3,10 @@ r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I
 .. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
-is the optimal estimate for known p and mu (Theorem 6). If p and mu are unknown, they are fitted to the clients'
-messages. `em` fits them in one round, and `private` does so under central differential privacy. `alternating` is the
-paper's algorithm, which clusters estimates that are already in the convex hull of the centers. The error of
-`alternating` may therefore increase with every round.
+is the optimal estimate for known probabilities p and centers mu (Theorem 6). If p and mu are unknown, they are fitted
+to the clients' messages. `em` fits them in one round, and `private` does so under central differential privacy.
+`alternating` is the paper's algorithm, which clusters estimates that are already in the convex hull of the centers. The
+error of `alternating` may therefore increase with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """
@@ -57,7 +57,7 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """A client's estimate by Theorem 6, [d], which depends only on the mean and the number of the client's samples.
+    """A client's estimate by Theorem 6, [d]. It depends only on the samples' mean and number.
 
     Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
     """
@@ -153,7 +153,7 @@ def alternating(
     """Estimator by Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
 
     In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
-    the messages anew in every round, by k-means. Every round costs a release.
+    the messages anew in every round, by k-means. Every round releases a message of every client.
 
     Implements: Ozkara et al. 2023, Algorithm 3.
     """
@@ -183,8 +183,8 @@ def private(
 ) -> Estimator:
     """Estimator with one round, in which a trusted server fits the mixture under central differential privacy.
 
-    The server receives the clients' means, and publishes only the centers and probabilities that Lloyd's algorithm with
-    noisy sums computes (`clustering.noisy_lloyd` states the guarantees). The initial centers do not depend on the data.
+    The server receives the clients' means, and publishes only centers and probabilities, computed by Lloyd's algorithm
+    with noisy sums (`clustering.noisy_lloyd` states the guarantees). The initial centers do not depend on the data.
     Clients compute their estimates locally, and do not publish them.
 
     Implements: Ozkara et al. 2023, appendix D.3.
@@ -239,7 +239,8 @@ def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
 
 
 def _scores(key: Key, starts: int, components: int) -> Array:
-    # The scores are public, so their key must differ from the release's key: they must not reveal the noise.
+    # The scores are public. Their key must differ from the release's key, because otherwise they would reveal the
+    # noise.
     return jax.random.gumbel(jax.random.fold_in(key, 1), (starts, components))
 
 

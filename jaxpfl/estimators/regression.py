@@ -62,7 +62,8 @@ class Rotated(NamedTuple):
 
 @full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
-    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; the rotation suits every population.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal. The rotation does not depend on the
+    population.
 
     Decomposing the data only once saves time and avoids a deadlock. Over many clients the decomposition is one batched
     LAPACK call, and two concurrent calls can block each other on XLA's CPU threads (seen with jaxlib 0.10.2 on two
@@ -109,8 +110,8 @@ def least_squares(data: Rotated) -> Array:
 def pooled(data: Rotated) -> Array:
     """Least-squares coefficients [d] for all clients' data, leaves [m, ...]: FedAvg's solution for a linear model.
 
-    The input is rotated data, so the decomposition of the pooled data runs after the clients' decompositions. Two
-    concurrent decompositions could block each other (see `rotate`).
+    The input is rotated data, so that the decomposition of the pooled data runs after the clients' decompositions,
+    because two concurrent decompositions could block each other (see `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
@@ -179,8 +180,9 @@ def gradient_descent(
 
     With the printed steps, mu converges slowly, because in directions without examples the thetas follow mu, and mu
     follows the thetas. An accelerated step starts from a point extrapolated by k / (k + 3) of the last step (Nesterov
-    1983), where k counts the steps since the last restart. Acceleration restarts if the last step was against the
-    gradient (O'Donoghue and Candes 2015), which the server computes from one number per client.
+    1983), where k counts the steps since the last restart. Acceleration restarts if the last step has a negative inner
+    product with the new gradient step (O'Donoghue and Candes 2015), which the server computes from one number per
+    client.
 
     Implements: Ozkara et al. 2023, equation (54); Ozkara et al. 2023, Algorithm 4.
 
@@ -197,7 +199,7 @@ def gradient_descent(
     def ahead(_: Array, at: tuple[tuple[Array, Array], tuple[Array, Array], Array]):
         last, from_here, k = at
         new = descend(*from_here)
-        # mu's step uses a mean over clients, while the objective is a sum over clients. This explains the factor m.
+        # The factor m is needed because mu's step uses a mean over clients, while the objective is a sum over clients.
         weights = (thetas.shape[0], 1)
         against = sum(w * jnp.vdot(a - b, b - c) for w, a, b, c in zip(weights, from_here, new, last, strict=True))
         k = jnp.where(against > 0, 0, k + 1)

@@ -2,15 +2,15 @@ r"""Linear regression whose coefficients are drawn from a mixture of k Gaussians
 
 In EM on the data, client i has the responsibilities :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})` with
 :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`. The client's estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`,
-where :math:`m_{il}` is the posterior mean under component l. Only the clients' components are missing data: given the
-responsibilities, the centers and variances maximise the marginal likelihood. If the coefficients were missing data too,
-a step would hardly change the variances when clients have fewer examples than coefficients. With only two or three
-examples per client, the centers would not separate.
+where :math:`m_{il}` is the posterior mean under component l. In this EM, only the clients' components are missing data:
+given the responsibilities, a step maximises the marginal likelihood over the centers and variances. If the coefficients
+were missing data too, a step would hardly change the variances when clients have fewer examples than coefficients. With
+only two or three examples per client, the centers would not separate.
 
 The paper's alternating algorithms are included for comparison. Algorithm 1 (AdaMix) takes a step on each client's
-coefficients, and then fits the mixture to the coefficients. It needs many steps, and the variances decrease to their
-lower bound. Algorithm 6, for a mixture of k points, clusters estimates that are already in the convex hull of the
-centers, and so moves little from its initial centers.
+coefficients, and then fits the mixture to the coefficients. This algorithm needs many steps, and the variances decrease
+to their lower bound. Algorithm 6, for a mixture of k points, clusters estimates that are already in the convex hull of
+the centers, so its centers change little.
 
 Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
 """

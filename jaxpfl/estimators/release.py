@@ -1,7 +1,7 @@
 """Mechanisms that release a client's mean (exactly, quantised, or under local privacy), and clipping radii.
 
-A radius is a bound that the clients' means exceed with small probability. Every mechanism clips to the radius, so the
-radius affects only accuracy and never privacy: clipping a mean adds bias.
+A radius is a bound that the clients' means exceed with small probability. Every mechanism clips means to the radius.
+The radius therefore never affects privacy, only accuracy, because clipping a mean adds bias.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
     .. math:: b = r + \sqrt{variance}\; \Phi^{-1}\Big(1 - \frac{1}{m^2 n}\Big)
 
     All m means lie in [-b, b] with probability at least 1 - 2/(mn). The paper's radius (Theorem 2) is :math:`r + (st +
-    s) \sqrt{\log(m^2 n)}`, `printed_radius`; the paper's tail bound lacks the factor 2 in the exponent.
+    s) \sqrt{\log(m^2 n)}`, `printed_radius`; in the exponent of the paper's tail bound, a factor of 2 is missing.
 
     Args:
       r: bound on |mu|.

@@ -121,7 +121,7 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
     Args:
       given: the settings.
       estimators: estimators by name.
-      numbers: random numbers drawn per client, which limit how many repetitions are vmapped together.
+      numbers: number of random numbers per client, which limits how many repetitions are vmapped together.
     """
     prior = parse_prior(given.prior)
     study = repetition(lambda key: draw(key, given, prior), estimators, given.uploads)
@@ -131,7 +131,7 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
 
 @dataclass(frozen=True)
 class BernoulliOptions(OwnClients):
-    """Options to estimate the user's own clients instead of simulated ones."""
+    """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
     """Your own clients, with samples 0 or 1: a row per client, or per sample; the output says how it was read."""
@@ -290,7 +290,7 @@ def estimate_file(
 
     Args:
       path: file to read.
-      given: the settings; those for simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their defaults.
       layout: layout of the file.
       level: probability level of the intervals.
 
@@ -313,7 +313,8 @@ def estimate_file(
         estimators["private"] = bernoulli.split(given.epsilon)
     with jax.enable_x64(True):
         data = base.stack(clients.samples)
-        # The key depends on the data: equal noise for two files that differ by one client would reveal that client.
+        # The key depends on the data, because equal noise for two files that differ by one client would reveal that
+        # client.
         key = named(jax.random.key(given.seed), *data)
         made = own_clients.estimates(estimators, key, data)
         told: bernoulli.Broadcast = made["personalized"].shared

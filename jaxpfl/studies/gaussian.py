@@ -157,9 +157,9 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
     """Exact squared error of `personalized`, summed over entries and averaged over all clients.
 
-    The average includes clients that do not upload. A client's own estimate has the weight that is optimal for the
-    release variance ``sq2``, or the weight ``a`` if given. Releases add the variance ``added`` (by default ``sq2``) to
-    an entry.
+    The average includes clients that do not upload. The weight of a client's own estimate is ``a``, or by default the
+    weight that is optimal for the release variance ``sq2``. The actual variance that releases add to an entry is
+    ``added`` (by default ``sq2``).
     """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
@@ -238,7 +238,7 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
 
 @dataclass(frozen=True)
 class GaussianOptions(OwnClients):
-    """Options to estimate the user's own clients instead of simulated ones."""
+    """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
     """Your own clients; --client, and --value or --values, name its columns. With --epsilon, the values of
@@ -362,7 +362,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
 
     Args:
       path: file to read.
-      given: the settings; those for simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their defaults.
       layout: layout of the file.
       level: level of the intervals.
 
@@ -402,7 +402,8 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
         if given.epsilon is not None:
             sent = private_release(known, strength(known, given.epsilon))
             estimators["private"] = personalized(known, sent)
-        # The key depends on the data: equal noise for two files that differ by one client would reveal that client.
+        # The key depends on the data, because equal noise for two files that differ by one client would reveal that
+        # client.
         key = named(jax.random.key(given.seed), *data)
         made = own_clients.estimates(estimators, key, data)
         settings = {name: value for name, value in vars(given).items() if name not in ignored}
@@ -455,7 +456,7 @@ def _column_posterior(
     sx2 = np.asarray(variances.client_variance(scatter, free))
     s2 = sx2 / sizes
     alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
-    unit = float(variances.pooled) ** 0.5  # in units of this standard deviation, squared variances do not underflow
+    unit = float(variances.pooled) ** 0.5  # unit in which squared variances do not underflow
     center, scale = (
         unit * np.asarray(each)[:, 0]
         for each in learned_gaussian.posterior(
@@ -498,7 +499,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
     Args:
       path: file to read, with a row per sample.
-      given: the settings; those for simulated clients and for privacy must have their defaults.
+      given: settings of the study; fields for simulated clients and for privacy must have their defaults.
       options: a `GaussianOptions`: the file's layout, ``covariates`` and ``level``.
 
     Raises:

@@ -227,7 +227,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 @dataclass(frozen=True)
 class MixtureOptions(CsvLayout):
-    """Options to estimate the user's own clients instead of simulated ones."""
+    """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
     """Your own clients: one row per client, or per sample; the output says how the file was read. --components is the
@@ -296,7 +296,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     order = np.lexsort(np.asarray(at.mu).T[::-1])
     p, mu, sx2 = np.asarray(at.p)[order], np.asarray(at.mu)[order], float(at.sx2)
     likely, log_likelihood = _posterior(p, mu, sx2, (local - center) / scale, sizes, float((scatter / scale**2).sum()))
-    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # change of variables: the density in the file's units
+    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # density in the file's units
     kind, (m, d), k = likely.argmax(axis=1), local.shape, given.components
     weights = (likely * sizes[:, None]).sum(axis=0)
     stderr = np.sqrt(sx2 / np.maximum(weights, 1e-300))[:, None] * scale

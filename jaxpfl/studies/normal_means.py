@@ -33,7 +33,7 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
     "normal": ((1.0,), (0.0,), (1.0,)),
 }
 """Weights, means and standard deviations of the components. In efron, nine of ten means are 0 and the others N(-3, 1)
-(Efron 2008). needles is not listed, because its means are fixed and not drawn."""
+(Efron 2008). The population needles is not listed, because its means are fixed and not drawn."""
 
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
 
@@ -87,7 +87,7 @@ class NormalMeansSettings(Settings):
 
 @dataclass(frozen=True)
 class NormalMeansOptions(CsvTable):
-    """Options to estimate the user's own clients instead of simulated ones."""
+    """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
     """File with a row per client: its name (--client), and the columns estimate,se, or successes,trials, or
@@ -167,7 +167,7 @@ def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Se
 
 
 def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], NormalMixture]:
-    """Return a function that draws all clients' means from two keys, and the distribution of these means."""
+    """Return a function that draws all clients' means from two keys; also return the distribution of these means."""
     if given.truth == "needles":
         theta, population = needles(given.clients, given.nonzero, given.size)
         return lambda of_kind, of_theta: theta, population
@@ -326,7 +326,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
     Args:
       path: file to read; see `read`.
-      given: the settings; those for simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their defaults.
       options: a `NormalMeansOptions`.
 
     Raises:

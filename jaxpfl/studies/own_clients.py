@@ -1,7 +1,7 @@
 """Studies on the user's own clients: reading of a CSV file with named columns, held-out errors, tables and plots.
 
 All computations are in double precision. Single precision would lose small differences unless the data are centered,
-and a center computed from the data would break the privacy of the private estimates.
+and centering them by a value computed from the data would violate the privacy of private estimates.
 
 The difference between a held-out sample and an estimate is the sum of the sample's noise and the estimate's error about
 the client's true mean. The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the mean squared
@@ -41,7 +41,7 @@ LEVEL = 0.95
 _SHOWN = 6
 """Largest number of the first client's samples that are printed."""
 _SMALLEST, _LARGEST = 1e-70, 1e70
-"""Range of magnitudes whose fourth powers, which tests of variances need, neither overflow nor underflow."""
+"""Range of magnitudes for which fourth powers, used in tests of variances, neither overflow nor underflow."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def own_or_simulated(
       simulated: function ``settings -> Results`` that simulates clients.
 
     Raises:
-      JaxpflError: raised by the returned function, if other options are given without a file.
+      JaxpflError: by the returned function, if other options are given without a file.
     """
 
     def results(given: Any, options: Any) -> Results:
@@ -194,7 +194,7 @@ def distinct_clients(table: Table, column: str) -> list[str]:
 
 
 def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
-    """Refuse a row of totals: a client whose ``numbers`` [k] are the sums over all other clients, of [m, k].
+    """Refuse a row of totals: a client whose row of ``numbers`` [m, k] is the sum of all other clients' rows.
 
     Raises:
       JaxpflError: if there is such a client; the message names the first one.
@@ -248,7 +248,9 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
 
 
 def _several(table: Table, text: str) -> list[str]:
-    """Names of the columns that ``text`` lists, as names and ranges; a single name may contain commas and dots."""
+    """Names of the columns that ``text`` lists as names and ranges. A text that is one column's name may contain commas
+    and dots.
+    """
     found: list[str] = []
     for part in [text] if text in table.names else text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -445,7 +447,7 @@ def _scores(found: HeldOut, column: int) -> dict[str, Any]:
 
 _SIGNIFICANT = 0.05
 _MOST_PICTURES = 12
-_FEW = 60  # with more clients than this, bars are fainter and points smaller
+_FEW = 60  # number of clients above which bars are fainter and points smaller
 _LISTED = 6
 
 

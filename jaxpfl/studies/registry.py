@@ -34,7 +34,7 @@ _PAPERS = (
     "compression",
     "elections",
 )
-"""Studies that repeat experiments of papers: their modules are among the benchmarks."""
+"""Studies that repeat papers' experiments, whose modules are in the benchmarks."""
 
 
 def get(name: str) -> Study:

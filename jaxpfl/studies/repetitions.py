@@ -21,7 +21,9 @@ MOST_NUMBERS = 2**24
 """Largest number of random numbers in repetitions that are vmapped together; more repetitions run in batches."""
 
 LEAST = 3
-"""Smallest number of repetitions (or clients) for a standard error, which for two may be zero by chance."""
+"""Smallest number of repetitions (or clients) for a standard error; with two, the standard error may be zero by
+chance.
+"""
 
 
 class Measured(NamedTuple):
@@ -58,7 +60,7 @@ def repetition(
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         truth, clients = draw(of_data)
-        # The first K clients upload; any K would do, because all clients have the same distribution.
+        # The first K clients upload. The choice does not matter, because all clients have the same distribution.
         sent = jnp.arange(len(truth)) < (len(truth) if uploads is None else uploads)
 
         def one(estimator: Estimator) -> Array:
@@ -81,7 +83,7 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
       study: pure function that returns a pytree of arrays, with the same shapes for every key.
       seed: seed of the keys; repetition r has the key ``fold_in(key(seed), r)``, for any number of repetitions.
       repetitions: number of repetitions.
-      numbers: random numbers in one repetition, which determine how many repetitions are vmapped together.
+      numbers: number of random numbers in one repetition, which determines how many repetitions are vmapped together.
 
     Returns:
       The results as NumPy arrays, leaves [repetitions, ...].

@@ -15,7 +15,7 @@ from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 Values: TypeAlias = Sequence[float] | np.ndarray
 
 FEW_ERRORS = 2
-"""Half width of error bars, in standard errors."""
+"""Number of standard errors in half an error bar."""
 
 _COLORS = {
     "local": COLORS[0],
@@ -64,7 +64,9 @@ def number(value: float | None) -> str:
 
 
 def beside(value: float, spread: float) -> str:
-    """Format a number with four significant figures, or with as many as show a thousandth of ``spread``."""
+    """Format a number with four significant figures, or more if a thousandth of ``spread`` would otherwise be
+    invisible.
+    """
     larger = math.log10(abs(value) / spread) if value and spread > 0 else 0
     return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
@@ -122,7 +124,7 @@ def color(name: str) -> str:
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Colours for the estimators in one plot; only variants of one estimator share a colour."""
+    """Choose colours for the estimators in one plot; only variants of the same estimator have the same colour."""
     whose: dict[str, str] = {}  # colour -> estimator drawn in it
     found = []
     for name in names:

@@ -66,7 +66,7 @@ def check_uploads(uploads: int | None, clients: int) -> None:
     """Check that the number of uploading clients, if given, is between 2 and the number of clients.
 
     Raises:
-      JaxpflError: if it is not; the message gives the allowed range.
+      JaxpflError: if the number is out of range; the message gives the allowed range.
     """
     if uploads is not None and not 2 <= uploads <= clients:
         raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")
@@ -169,7 +169,7 @@ class Study:
             more.append(self.options() if options is None else options)
         if self.reads is not None:
             more.append((self.reads(given) if read is None else read).data)
-        from jaxpfl.core import full_precision  # imports jax, which settings and help do not need
+        from jaxpfl.core import full_precision  # late, because it imports jax
 
         return full_precision.products(self.results)(given, *more)
 

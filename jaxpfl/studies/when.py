@@ -1,4 +1,6 @@
-"""Study of when collaboration helps: theoretical gain, clients and eps needed for a gain, and phase diagram."""
+"""Study of when collaboration helps: its theoretical gain, the clients and eps needed for a gain, and phase
+diagrams.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,10 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """The eps at which the one-bit mechanism adds the variance ``noise``, b^2 coth^2(eps/2); None if no eps does."""
-    if not noise > b**2:  # true also for NaN
+    """Find the eps at which the one-bit mechanism adds the variance ``noise`` = b^2 coth^2(eps/2); None if there is
+    none.
+    """
+    if not noise > b**2:  # the condition is also true for NaN
         return None
     return 2 * math.atanh(b / math.sqrt(noise))
 

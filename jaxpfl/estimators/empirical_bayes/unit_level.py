@@ -123,19 +123,20 @@ def unit_level(
 
     Args:
       y: the samples, [N]: an array, a list, or a column of a data frame.
-      x: their covariates, [N], [N, k], or columns of a data frame.
+      x: the samples' covariates, [N], [N, k], or columns of a data frame.
       client: client of each sample, [N]: numbers or names. The sorted distinct values are the clients. If ``clients``
         is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
       population: means of the covariates over the population that each client represents, in the order of the clients,
         [m] or [m, k]; by default the means over the client's samples.
-      intercept: whether to prepend a column of ones to the covariates, which then must not contain one.
-      clients: number of clients m; required inside a JAX transformation, where the values of ``client`` are not known.
+      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
+        such a column.
+      clients: number of clients m; required within a JAX transformation, where the values of ``client`` are not known.
 
     Raises:
       JaxpflError: if y or x are not finite numbers, or have different lengths; if columns are linearly dependent; if
         there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two degrees
         of freedom between clients; if ``population`` has a different number of clients or columns; or if all residuals
-        are zero. Inside a JAX transformation, values are not checked.
+        are zero. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -226,7 +227,9 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
     free = N - p
 
     def profile(ratio: Array) -> tuple[Array, Array, Array, Array]:
-        """For sigma_e = 1: normal equations' Cholesky factor, coefficients, squared residuals, log likelihood."""
+        """Return the normal equations' Cholesky factor, coefficients, squared residuals and log likelihood for sigma_e
+        = 1.
+        """
         k = n / (1 + n * ratio)
         factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)
         b = cho_solve((factor, True), cross + Q_mean.T @ (k * r_mean))

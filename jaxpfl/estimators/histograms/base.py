@@ -1,4 +1,4 @@
-r"""Users' histograms over a vocabulary: sparse counts, of which one block at a time is made dense.
+r"""Users' histograms over a vocabulary: sparse counts, which are made dense one block of users at a time.
 
 User u has m_u tokens, with counts c_u over a vocabulary of d tokens. The user's empirical histogram is Qhat_u = c_u /
 m_u. The aim is to estimate the user's own distribution Q_u; the loss is KL(Q_u || estimate).
@@ -34,12 +34,12 @@ BLOCK = 256
 class Users:
     """Token counts of n users, in b blocks of c users each.
 
-    Inside a scan over blocks, the leaves have no axis [b].
+    Within a scan over blocks, the leaves have no axis [b].
 
     Attributes:
       place: [b, e] int32, index ``row * d + token`` of every nonzero count in the block's flattened dense counts. All
         blocks are padded to the length of the longest block; padding has the index c * d.
-      count: [b, e] float32, these counts; zero in the padding.
+      count: [b, e] float32, the nonzero counts; zero in the padding.
       size: [b, c] float32, number m_u of tokens; zero in rows without a user.
       ids: [b, c] int32, distinct ids from which the users' randomness is derived.
       tokens: size d of the vocabulary.
@@ -58,7 +58,7 @@ class Users:
 
     @property
     def number(self) -> Array:
-        """Number of users n; inside a scan, number of users in the block."""
+        """Number of users n; within a scan over blocks, the number of users in the block."""
         return self.valid.sum()
 
 

@@ -2,9 +2,9 @@ r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Al
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
-In each round, every user is assigned to the nearest center, and a center then becomes the mean histogram of its users,
-which minimises the sum of their divergences. The objective therefore never increases, except by the effect of the
-floor. IFCA takes a gradient step towards this mean.
+Here P_k are the centers, and Qhat_u is user u's histogram. In each round, every user is assigned to the nearest center.
+A center then becomes the mean histogram of its users, which minimises the sum of their divergences. The objective
+therefore never increases, except by the effect of the floor. IFCA takes a gradient step towards this mean.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Direction: TypeAlias = Literal["printed", "objective"]
 class Clustering(NamedTuple):
     """Floored centers [k, d], numbers of users per center [k], and the objective (3) per user in each round [T].
 
-    The numbers are for the assignment from which the centers were computed. The objective is evaluated at the start of
-    each round.
+    The numbers of users belong to the assignment from which the centers were computed. The objective is evaluated at
+    the start of each round.
     """
 
     centers: Array
@@ -123,7 +123,7 @@ def far_apart(
       users: users whose histograms can become centers.
       clusters: number of centers k.
       temperature: temperature t >= 0. If zero, users are drawn uniformly; if infinite, the user with the largest
-        divergence is taken.
+        divergence is chosen.
       floor: lower bound s on a token's probability, before normalisation (`floored`).
       direction: direction of the divergence.
     """
@@ -131,7 +131,9 @@ def far_apart(
     temperature = counts_dtype(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
-        """Histogram of the user with the largest ``t gap + Gumbel``: a draw proportional to ``exp(t gap)``."""
+        """Histogram of the user with the largest ``t gap + Gumbel``, which is a random user with probability
+        proportional to ``exp(t gap)``.
+        """
 
         def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
             block, gaps = xs
@@ -184,9 +186,9 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
     A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This rule is our
     interpretation. Taken literally, the paper drops x if |v_x| is small in any v, which keeps almost no tokens. V_u is
     a deviation from the mean, so k clusters span k - 1 directions, while the paper uses k eigenvectors. (The paper's
-    expectation of M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first does not rotate the eigenvectors, the
-    second removes one direction.) Clustering then uses the kept tokens. For the other tokens, centers have the mean's
-    entries; the privacy accounting includes the release of the mean.
+    expectation of M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first omitted term does not rotate the
+    eigenvectors; the second removes one direction.) Clustering then uses only the kept tokens. For the other tokens,
+    centers have the mean's entries; the privacy accounting includes the release of the mean.
 
     Implements: Setlur et al. 2023, appendix C.
 

@@ -1,7 +1,7 @@
-r"""Algorithm 3 (private centering) as printed, with the paper's guarantee and the gaps in this guarantee.
+r"""Algorithm 3 (private centering) as printed, with the paper's guarantee and its gaps.
 
-One call computes, for each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`, the floor s, the
-clipping constant c and d tokens:
+Let :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`, let s be the floor, c the clipping constant, and d the
+number of tokens. One call computes for each cluster
 
 .. math::
    a &= \max(\text{count} + Lap(1/\epsilon), 1) \\
@@ -21,8 +21,8 @@ the initial centers of Algorithm 1, which are users' own histograms; DimRed's me
 and all values tuned on the data.
 
 The paper adds the noise to the mean, in which one user has the weight 1/a. Noise on the mean is equivalent to noise on
-the sum with a standard deviation larger by the factor a. But a user changes the sum by at most ||Qhat_u|| <= 1, where
-the paper states "exactly 1".
+the sum with a standard deviation larger by the factor a. A user changes the sum by ||Qhat_u|| <= 1, whereas the paper
+states "exactly 1".
 """
 
 from __future__ import annotations

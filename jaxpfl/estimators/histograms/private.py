@@ -1,13 +1,13 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C. The
-vector also contains the total of each sum (its mass), which is the denominator of the center. Each user is in one
-cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the masses by at most 1. The vector
-(sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise multiplier z thus has
-noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
+For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C. It
+also contains the mass of each cluster, the total of the sum over all tokens, by which the sum is divided to obtain the
+center. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the masses
+by at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise
+multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`). In small clusters, a user changes the
-mean more.
+Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`), which a user changes more in a small
+cluster.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
 and one release per round, possibly with another noise multiplier (`divided`). Users do not send their assignments.
@@ -15,7 +15,7 @@ Post-processing of released vectors costs no privacy; examples are shrinking cen
 choosing DimRed's candidate tokens.
 
 The settings C, k, T, w, s, the spread of the initial centers, and the vocabulary must be public. The guarantee does not
-cover held-out users, on whom lambda and alpha are tuned.
+cover the held-out users on whom lambda and alpha are tuned.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ NEIGHBOURS = 51
 REACH = 1.0
 """Public clipping norm C of the standardised histograms."""
 LEAST = 0.1
-"""Constant b of `standard_weights` times the number d of tokens. For tokens below a tenth of the mean share, weights
-hardly grow further."""
+"""Constant b of `standard_weights` times the number d of tokens. For tokens whose share is below a tenth of the mean
+share, weights hardly grow further.
+"""
 GRID = 60
 """Number of grid values g_j, from the floor to the largest noisy value."""
 STEPS = 60
-"""Number of EM steps. With three times as many, a loss changes by less than the spread between runs."""
+"""Number of EM steps. With three times as many steps, a loss changes by less than the spread between runs."""
 
 
 class Release(NamedTuple):
@@ -124,10 +125,10 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
     Here S_k and M_k are the sums and the mass of cluster k, and t_x is the centers' variance about the mean for token
-    x. A few noisy clusters give little information about the variance of one token, so t_x is modelled as :math:`r_x
-    \bar q_x`. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most similar means: from the centers'
-    squared distances to the mean minus the noise variance, weighted by the clusters' masses. If noise explains the
-    distances, r_x is zero and the entry equals the mean.
+    x. A few noisy clusters give little information about the variance for one token, so t_x is modelled as :math:`r_x
+    \bar q_x`, where qbar is the private mean. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most
+    similar means: from the centers' squared distances to the mean minus the noise variance, weighted by the clusters'
+    masses. If noise explains the distances, r_x is zero and the entry equals the mean.
 
     Args:
       release: a noisy release.
@@ -171,8 +172,8 @@ def cluster(
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
       first: result of `release_of_all`, from which the initial centers are derived. In each round, the sum over the
-        clusters is another release of the same total, with k times the variance. It improves the mean towards which
-        centers are shrunk.
+        clusters is another release of the same total, with k times the variance. This release improves the mean towards
+        which centers are shrunk.
       clusters: number of clusters k.
       rounds: number of rounds T.
       radius: clipping norm C.
@@ -221,8 +222,9 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
     Of all estimates, the posterior mean of Q has the smallest expected KL(Q || estimate). Setlur et al. (2023) replace
-    negative values by the floor, which treats half of the tokens below the noise level as impossible. With little noise
-    both methods return the release unchanged. This function only post-processes a release and costs no privacy.
+    negative values by the floor, so that half of the tokens below the noise level are treated as impossible. With
+    little noise both methods return the release unchanged. This function only post-processes a release and costs no
+    privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
     decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new
@@ -307,8 +309,9 @@ def cluster_standardised(
     harms the centers mostly at rare tokens. Histograms are standardised by the private mean, as in DimRed and in the
     second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w \circ \hat
     Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`. The weights
-    depend only on released vectors. Standardised histograms have norms of about one or more, mostly between two and
-    five. With C = 1, histograms are therefore scaled down to norm 1, and users have the same influence.
+    depend only on released vectors. Most standardised histograms have norms between two and five, and few have norms
+    below one. With C = 1, nearly all histograms are therefore scaled down to norm 1, so that users have the same
+    influence.
 
     The clusters' masses need no separate release, because the noise on the total of a sum has standard deviation
     :math:`z C (\sum_x w_x^{-2})^{1/2}`, only about z.
@@ -374,7 +377,8 @@ def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
-    """Noise multiplier of each release at which all ``releases`` together are (eps, delta)-DP by PLD accounting.
+    """Find the noise multiplier of each release for which all ``releases`` together are (eps, delta)-DP by PLD
+    accounting.
 
     Raises:
       JaxpflError: as in `calibrate`.

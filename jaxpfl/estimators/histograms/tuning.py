@@ -3,8 +3,8 @@ r"""Fine-tuning: interpolation between a user's center and the user's own histog
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
 Here P_c(u) is the nearest center of user u, and Qhat_u the user's own histogram. If a user's distribution is drawn from
-Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u) (Lemma 2.2). One alpha therefore suits users
-with any number of tokens, while one lambda does not.
+Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u) (Lemma 2.2). One alpha is therefore optimal
+for users with any number of tokens, while one lambda is not.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def between(centers: Array, steps: int = 30) -> Personal:
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
 
-    This suits overlapping populations, such as text, where users do not belong to a single cluster. The fit runs on the
-    user's device and costs no privacy.
+    Convex combinations suit overlapping populations, such as users of text, who do not belong to a single cluster. The
+    fit runs on the user's device and costs no privacy.
     """
 
     def point(block: Users, q: Array) -> Array:
@@ -82,7 +82,7 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Fine-tune the nearest of the centers [k, d]: weight 1 is the center, and weight 0 the user's own histogram."""
+    """Fine-tune the nearest of the centers [k, d]; weight 1 gives the center, and weight 0 the user's own histogram."""
     return toward(nearest_center(centers), weight, floor)
 
 
@@ -155,5 +155,7 @@ def tuned(
 
 @full_precision.products
 def estimates(users: Users, personal: Personal) -> Array:
-    """Every user's estimate, [b, c, d]. The array is dense: use it for export, or for few users."""
+    """Compute every user's estimate, [b, c, d]. The array is dense, so use this function for export or for few users
+    only.
+    """
     return jax.lax.map(lambda block: personal(block, histograms(block)), users)

@@ -1,4 +1,4 @@
-"""Settings, users and table rows of the histogram study; a row is a method, with or without privacy.
+"""Settings, users and table rows of the histogram study. Each row is for one method, with or without privacy.
 
 Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into clients, validation
 users and unseen users.
@@ -34,7 +34,9 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
 _FEW = 20
-"""Number of users below which the required tokens per user are lowered, to the first sufficient value in `_LEAST`."""
+"""Smallest number of users; with fewer, the required tokens per user are lowered to the first sufficient value in
+`_LEAST`.
+"""
 _LEAST = (50, 20, 10, 5, 2)
 _USERS_OF_A_CLUSTER = 4
 
@@ -332,7 +334,8 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """Table rows for each method's centers: the personalisation, and the tuned lambda or alpha (NaN if none is tuned).
+    """Table rows for each method's centers: the personalisation, and the tuned lambda or alpha (NaN if neither is
+    tuned).
 
     Each row's lambda or alpha is tuned only on the validation users.
     """
@@ -441,7 +444,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """Noise that makes all releases behind one private row together (eps, delta)-DP."""
+    """Noise for which all releases used by one private row are together (eps, delta)-DP."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
     part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
@@ -492,7 +495,7 @@ def private_centers(
     keep = None
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
-        candidates = jax.lax.top_k(mean, given.candidates)[1]  # computed from the private mean, so at no privacy cost
+        candidates = jax.lax.top_k(mean, given.candidates)[1]  # computed from the private mean, which costs no privacy
         moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
         keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
@@ -526,7 +529,7 @@ def all_private_centers(
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
-"""Method whose centers are exported and blended by the users: without privacy (True) and with privacy (False)."""
+"""Method whose centers are exported and combined by the users: without privacy (True) and with privacy (False)."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
 """Names of the arrays in an exported archive, see `export`."""
 PRINTED = {
@@ -545,7 +548,7 @@ ORDER = (
 
 
 def exported(column: str) -> str:
-    """Name of the table row whose histograms `export` writes, for a column."""
+    """Name of the table row, in a column, whose histograms `export` writes."""
     return f"{CLUSTERING[column == EXACT]}, blended + FT"
 
 

@@ -1,4 +1,6 @@
-"""Reproduces both columns of Table 1 of Setlur et al. 2023, and can export every user's personalised histogram."""
+"""Study that reproduces both columns of Table 1 of Setlur et al. 2023, and can export users' personalised
+histograms.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     - ``rows``: scores by column ("non-private" and "epsilon E") and row. ``mean`` is the mean loss over runs, and
       ``interval`` the half width of its 95 % confidence interval by Student's t (None for one run). ``unseen`` is the
       mean loss of unseen users, and ``chosen`` the mean tuned lambda or alpha. ``difference`` is the difference from
-      the column's FedAvg + FT in the same runs; it has one half width over runs, and one over users (with each user's
+      the column's FedAvg + FT in the same runs; its half widths are given over runs, and over users (with each user's
       loss averaged over runs).
     - ``best``: name of the row that `export` writes, by column.
     - ``privacy``: privacy statement of each method, by column. ``floor``: floor of the estimates. ``users``: numbers of
@@ -119,7 +121,8 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
-    # The noise's key depends on the users: equal noise for two files that differ by one user would reveal that user.
+    # The noise's key depends on the users, because equal noise for two files that differ by one user would reveal that
+    # user.
     own = named(key, *jax.tree.leaves(data.clients.users))
     keys, private_keys = (
         jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
@@ -167,8 +170,8 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
     The function `exported` names the table row. The file's arrays are ``users`` [n], ``vocabulary`` [d], ``histograms``
     [n, d] float32, ``centers`` [k, d], ``cluster`` [n] (each user's nearest center), and ``lam``.
 
-    If ``epsilon`` is given, which must be a value in the settings, the centers are private. A user's histogram is for
-    that user only, and is not private.
+    If ``epsilon``, a value in the settings, is given, the centers are private. A user's histogram is never private, and
+    is for that user only.
     """
     given, column = made.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
@@ -191,7 +194,7 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
 
 def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
     made = measure(scored.loss)
-    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # paired: runs share keys
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # runs have the same keys
     of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
     return {
         "mean": made.mean,

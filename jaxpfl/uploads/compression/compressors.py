@@ -3,7 +3,8 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 - ``lossless``: the unchanged numbers, as a baseline.
 - ``qsgd:levels=4``: each entry is rounded at random to a multiple of the vector's norm divided by ``levels``, and sent
   in the Elias code; unbiased.
-- ``top-k:share=0.01``: only the entries of largest magnitude are sent, this share of all entries, but at least one.
+- ``top-k:share=0.01``: only the entries of largest magnitude are sent: the fraction ``share`` of all entries, but at
+  least one.
 - ``sign``: the sign of each entry, and a common scale, are sent.
 - ``uniform:bits=4``: each entry is rounded at random to one of 2^bits levels; unbiased.
 - ``tv:gamma=0.1``: the total-variation update (`total_variation`) is sent in the run-length code. Gamma has the units
@@ -15,10 +16,10 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
 client's next message (`uploads`). Error feedback is the default for biased compressors. Unbiased compressors need no
-error feedback. Their error may also exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, where omega
-may be above one. The accumulated error would then grow without bound. With error feedback, unbiased compressors
-therefore send :math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1`
-times the squared norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
+error feedback. The bound on their error, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, may also have an omega above one,
+for which an accumulated error would grow without bound. With error feedback, unbiased compressors therefore send
+:math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` times the squared
+norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
 """
 
 from __future__ import annotations

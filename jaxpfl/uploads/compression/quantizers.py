@@ -26,7 +26,7 @@ positions and the values (32 bits each) of the nonzero entries.
 `codebook`: each entry becomes the nearest of k numbers, which Lloyd's algorithm fits. A vector with at most k distinct
 numbers is returned exactly. As in the run-length code, numbers are equal if their bits are equal, so zero and minus
 zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
-run-length code, whose table then contains the codebook.
+run-length code. Its table contains the codebook.
 
 Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floating-point numbers.
 Multiplication by a power of two is exact, so the scaling changes no bit of a result, unless intermediate values would
@@ -55,7 +55,7 @@ MOST_BITS = 16
 _TERMS = 64
 """Number of terms of the series in `normal_variance`."""
 STEPS = 20
-"""Default number of steps of Lloyd's algorithm; it suffices for few centers in one dimension."""
+"""Default number of steps of Lloyd's algorithm; enough for few centers in one dimension."""
 
 
 class Compressed(NamedTuple):

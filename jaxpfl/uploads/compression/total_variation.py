@@ -3,22 +3,22 @@ r"""Total-variation update: a proximal map from a gradient to a piecewise consta
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
 This is one-dimensional total-variation denoising of g with a zero boundary, u_{d+1} = 0. The dual variable w has one
-number for each pair of neighbouring entries. With w_0 = 0 it satisfies
+number for each pair of neighbouring entries. It satisfies, with w_0 = 0,
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
 
 Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
 
-The algorithm uses level sets. For a level t, the set of i with u_i > t is a minimal cut of a chain. Let
-a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma; otherwise
-u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then each segment is
-cut at the best constant value for this segment. If all its entries are on one side of this cut, u is constant on the
-segment. Otherwise the segment is divided into parts above and below the cut, which are coupled to their neighbours only
-through +-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can be computed by
-an associative scan. A round, which cuts every segment once, takes four scans over all segments of all vectors. The
-number of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of
-length 61706.
+The algorithm uses level sets. For a level t, the indices i with u_i > t form one side of a minimal cut of a chain
+graph. Let a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma;
+otherwise u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then each
+segment is cut at the best constant value for this segment. If all its entries are on one side of this cut, u is
+constant on the segment. Otherwise the segment is divided into parts above and below the cut, which are coupled to their
+neighbours only through +-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can
+be computed by an associative scan. A round, which cuts every segment once, takes four scans over all segments of all
+vectors. The number of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test
+vectors of length 61706.
 
 Reference: Zhao et al., equation (7), in which x_t and eta cancel; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
 """
@@ -72,7 +72,7 @@ class _Cut(NamedTuple):
       value: current value of u.
       starts: true for the first entry of a segment.
       edge: the dual variable w at the cuts between segments.
-      again: [] bool, whether the last round cut a segment.
+      again: [] bool, whether a segment was cut in the last round.
     """
 
     excess: Array
@@ -100,7 +100,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
     sums = _clipped_sums(data, whole.starts, gamma)
     side = _sides(sums, here & (jnp.abs(sums) <= limit), here)
-    settled = side == 0  # true from some entry to the end, where u equals the boundary value zero
+    settled = side == 0  # true for the last entries, on which u equals the boundary value zero
     first = _split(whole, side, gamma)
     first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
 
@@ -129,7 +129,7 @@ def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
 
 
 def _sides(sums: Array, undecided: Array, here: Array) -> Array:
-    """Sign of each sum; an undecided entry takes the sign of the next decided entry, or 0 if there is none."""
+    """Sign of each sum. An undecided entry has the sign of the next decided entry, or 0 if there is none."""
     known = ~undecided, jnp.where(here, jnp.sign(sums), 0).astype(jnp.int8)
     return _blocked_scan(_latest, known, (False, 0), reverse=True)[1]
 

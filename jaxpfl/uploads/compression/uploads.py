@@ -7,7 +7,7 @@ be the client's error-feedback memory, initially zero, and C a compressor. Then
 
 and the server receives the decoded message :math:`w_i C(p)` instead of :math:`w_i \Delta_i`. Without error feedback,
 e_i is always zero; `compressors` explains when that is better. With error feedback, the sum of all messages differs
-from the sum of the increments only by the last memory, however biased C is. The memory contains increments without
+from the sum of the increments only by the last memory, even if C is biased. The memory contains increments without
 their weight, so a client's weight scales its message but not its memory.
 
 Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. The vector is usually the
@@ -15,9 +15,9 @@ whole upload; if each of k models has its own weight (IFCA), each model is a mes
 zero is not sent and costs nothing. Its memory is kept until the client next contributes to this part, so that no
 cluster receives an update meant for another cluster. The weights themselves are not counted (as in
 `Simulation.bytes_per_client`). Some entries are sent and counted uncompressed: numbers that are not floating-point, and
-numbers that are not increments (`Algorithm.increments`), because a memory would add up their values. All numbers of a
-vector compete for top-k's slots. Small changes of a model are therefore deferred if they are sent together with larger
-numbers, such as SCAFFOLD's control variates, which are gradients.
+numbers that are not increments (`Algorithm.increments`), because error feedback would add up their values over rounds.
+Top-k selects among all numbers of a vector. Small changes of a model are therefore sent late if the vector also
+contains larger numbers, such as SCAFFOLD's control variates, which are gradients.
 
 Memory. The memory is part of the client's state. A client outside the cohort keeps its memory. A client whose results
 are not finite uploads nothing and keeps its old memory. A client whose upload is lost does not notice the loss and
