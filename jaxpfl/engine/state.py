@@ -106,7 +106,7 @@ class Counts:
         return Counts(table.at[..., 8].add(carry).at[..., 9].set(low))
 
     def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
-        """Total bits of all clients' uploads since ``before``, as the two arguments of `whole`, each [] int32."""
+        """Total bits of all clients' uploads since ``before``, as a high and a low part (`whole`), each [] int32."""
         high, low = (self.table - before.table)[..., 8:].T
         # Six bits at a time: the sum of half a million clients' low parts could exceed int32.
         upper, lower = (part.sum(axis=-1) for part in jnp.divmod(low, 64))

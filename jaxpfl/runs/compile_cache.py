@@ -35,9 +35,9 @@ def enable() -> Path | None:
     """Enable the cache; must be called before anything is compiled.
 
     Returns:
-      The cache's folder, or None if this function leaves JAX's settings unchanged, because the user has made
-      a choice (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a
-      folder was set in this process), because the folder cannot be written, or because other users can write to it.
+      The cache's folder. None if JAX's settings are left unchanged, for one of three reasons: the user has made a
+      choice (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a folder
+      was set in this process); the folder cannot be written; or other users can write to it.
     """
     import jax
     import jaxlib.version

@@ -403,7 +403,7 @@ def caveat(origin: Origin | None, *federations: Federation | None) -> str:
 
 
 class Protection(NamedTuple):
-    """A privacy mechanism and its guarantee; the guarantee is None if there is none, as without noise."""
+    """A privacy mechanism and its guarantee, which is None if nothing can be claimed (for example without noise)."""
 
     mechanism: Mechanism | SiloMechanism
     statement: Statement | None

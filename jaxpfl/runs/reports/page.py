@@ -107,7 +107,7 @@ def table(
     Args:
       header: names of the columns.
       rows: texts of the cells. A cell that begins with a number is sorted by this number, even if a spread or unit
-      follows.
+        follows.
       caption: explanation of the numbers.
       words: number of text columns, which come first; all other columns are numbers.
       bold: (row, column) of every cell in bold.

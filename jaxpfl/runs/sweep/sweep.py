@@ -199,7 +199,7 @@ class Sweep:
         return [run for group in groups for run in group.runs if is_left(found.get(run.id), group.rounds)]
 
     def _final(self, records: Sequence[Record]) -> list[Run]:
-        """Return the runs of each problem's chosen settings with all seeds; `_unfinished` drops recorded runs."""
+        """Return all runs, recorded or not, of each problem's chosen settings with all seeds."""
         problems = select_each(self.grid_order(records), self.definition.searched)
         return [
             Run(method, choice.settings, seed)
