@@ -43,7 +43,7 @@ def arguments(
     """Split a choice into its name and its arguments, converted to the parameter types of its factory function.
 
     Args:
-      kind: noun for these choices in error messages.
+      kind: name for these choices in error messages.
       text: the choice, as ``NAME`` or ``NAME:argument=value,...``.
       makers: factory function of every choice, by name.
       more: types, by name, of the arguments that every choice accepts in addition to its factory function's parameters.

@@ -52,7 +52,7 @@ def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
 
 
 class RunningSum(NamedTuple):
-    r"""Compensated sum of pytrees, with an error that hardly grows with the number of terms.
+    r"""Compensated sum of pytrees, whose rounding error hardly grows with the number of terms.
 
     Each addition's rounding error is computed and subtracted from the next term (Kahan 1965). For n terms of the same
     sign and unit roundoff u, the relative error is :math:`2 u + O(n u^2)`. Plain addition in a loop has a relative

@@ -1,8 +1,8 @@
-r"""Client participation: cohort sampling, stragglers and dropout. All three change the results, not only the speed.
+r"""Client participation: cohort sampling, stragglers and dropout, which all change the results.
 
 A `Participation` draws the cohort as sorted row numbers of the stack of clients, [capacity] int32. An empty slot has
-the row number m. An `Availability` decides which clients of the cohort take fewer local steps, and which uploads are
-lost.
+the row number m. An `Availability` draws the clients of the cohort that take fewer local steps, and the uploads that
+are lost.
 
 A client's random numbers in these draws depend on the client's id, not on its row in the stack.
 
@@ -125,8 +125,8 @@ class Participation(NamedTuple):
       everyone: whether the cohort always consists of all m clients in order, static; the engine then gathers nothing.
       sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``; the row numbers are
         sorted, and m for an empty slot.
-      left_out: function that counts the clients that the same draw selects beyond the capacity,
-        ``(key, client_ids [m]) -> [] int32``; None if a draw never selects more clients than the capacity.
+      left_out: function that counts the clients that the same draw selects in excess of the capacity, ``(key,
+        client_ids [m]) -> [] int32``; None if a draw never selects more clients than the capacity.
       rate: probability that a client takes part, if clients take part independently; otherwise None.
       fixed_size: whether the cohort always has ``capacity`` clients, drawn uniformly without replacement. No privacy
         guarantee can be claimed if ``rate`` is None and both ``fixed_size`` and ``everyone`` are false.
@@ -305,7 +305,7 @@ def of(
 
 
 class FailureRates(NamedTuple):
-    """Probabilities of an `Availability`, [] or [S], as a compiled program takes them; None for a failure that never
+    """Probabilities of an `Availability`, [] or [S], as arguments of a compiled program; None for a failure that never
     occurs.
     """
 
@@ -370,7 +370,7 @@ class Availability:
 
     @property
     def per_run(self) -> tuple[Availability, ...]:
-        """Availability of each run, S in all, or of length 1 if no probability is a list."""
+        """List of the S runs' availabilities; of length 1 if no probability is a list."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))

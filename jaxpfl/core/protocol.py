@@ -77,8 +77,8 @@ class ClientContext(NamedTuple):
         then static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, number of earlier rounds in which the client trained outside the cohort (`Client.idle`).
-      staleness: [] int32, number of rounds that ended between the message and the client's upload; 0 in synchronous
-        rounds. A method may weight uploads by their staleness.
+      staleness: [] int32, number of rounds that ended after the client received the message and before it uploaded; 0
+        in synchronous rounds. A method may weight uploads by their staleness.
     """
 
     round: Array
@@ -280,9 +280,9 @@ class Algorithm(NamedTuple):
 
     Attributes:
       clients: one `Client` for each group of clients that share functions, such as a group with its own architecture.
-        Only the structure of the states may differ between groups; uploads, messages and metrics have one structure.
+        The structure of states may differ between groups. The structures of uploads, messages and metrics must not.
       server: the server.
-      local_steps: number tau of local steps in a round of a client without a limit.
+      local_steps: number tau of local steps that a client without a step limit takes in a round.
       reduction: form in which the server receives the uploads.
       idle_cap: largest number of consecutive rounds in which a client trains outside the cohort (``Client.idle``).
       group_of: function that assigns clients to groups, ``(client ids [m], number of groups) -> [m]``; called on the
@@ -295,8 +295,8 @@ class Algorithm(NamedTuple):
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
       pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.
-        This client takes part in every round and never fails; nothing is exchanged. All clients are evaluated with its
-        state, and new clients do not adapt.
+        The pooled client takes part in every round and never fails; nothing is exchanged. All clients are evaluated
+        with the pooled client's state, and new clients do not adapt.
       own_steps: number of steps as a function of a client's number of examples, at most tau; None if all clients take
         tau steps.
       guarded: whether each client's noise protects its single examples, in training and in personalisation.
@@ -389,7 +389,7 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain those of the method.
+    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain the method's.
 
     Args:
       inner: the method's client.

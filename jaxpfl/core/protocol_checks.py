@@ -105,7 +105,7 @@ def check_message(message: Any, num_clients: int) -> None:
     """Check that a broadcast is a `Message`, and that its individual messages have a row for each client.
 
     Raises:
-      JaxpflError: if it is not a `Message`, or a leaf has another number of rows; the error names the leaf.
+      JaxpflError: if the broadcast is not a `Message`, or a leaf has another number of rows; the error names the leaf.
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
@@ -122,7 +122,7 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
     """Check that a prediction is an array with a row for each example.
 
     Raises:
-      JaxpflError: if it is not; the error gives the shape.
+      JaxpflError: if the prediction is not such an array; the error gives the shape.
     """
     if getattr(logits, "shape", ())[:1] != (examples,):
         raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}")
@@ -172,7 +172,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
     """Check that metrics are a dict of scalars.
 
     Raises:
-      JaxpflError: if they are not; the error names the first metric that is not a scalar.
+      JaxpflError: if the metrics are not a dict of scalars; the error names the first metric that is not a scalar.
     """
     if not isinstance(metrics, dict):
         raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
@@ -187,7 +187,7 @@ def _check_upload(upload: Upload) -> None:
     The shape of each weight must be the leading axes of the total's leaves below it.
 
     Raises:
-      JaxpflError: if a part of the upload does not pass; the error names the part.
+      JaxpflError: if a check fails; the error names the part of the upload.
     """
     for name in ("total", "weight"):
         _described(f"client.update: Upload.{name}", getattr(upload, name))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxpfl.core.types import Array
 
 _STEPS = 60  # maximum number of Newton steps
-_HALVINGS = 60  # enough for float64: 2^-60 is below its rounding unit
+_HALVINGS = 60  # enough for float64, because 2^-60 is below its rounding unit
 _LONGEST = 2.0  # norm to which a Newton step is shortened
 _LEAST_CURVATURE = 1e-10
 
@@ -71,7 +71,8 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
         length = jnp.linalg.norm(move)
         move = move * jnp.minimum(1, _LONGEST / jnp.where(length > 0, length, 1))
         new = value(place.at + move)
-        # If the predicted gain is below rounding error, a measured loss of that size does not reject the step.
+        # A step is not rejected for a decrease of the size of the rounding error if the predicted increase is even
+        # smaller.
         hidden = rounding * (1 + jnp.abs(place.value))
         better = new >= place.value - jnp.where(gradient @ move <= hidden, hidden, 0)
         return _Place(

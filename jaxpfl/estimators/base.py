@@ -6,8 +6,8 @@ its own data (`personalize`). Estimators with several rounds repeat these three 
 server's last broadcast.
 
 All functions can be jitted, and vmapped over repetitions and settings. Functions that return an `Estimator` accept
-traced values for real parameters, while numbers of components, steps and bits are static. Most estimators' servers need
-only the `Moments` of the messages.
+traced values for real parameters, while numbers of components, steps and bits are static. In most estimators, the
+server needs only the `Moments` of the messages.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -27,7 +27,7 @@ from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
 _NODES = 64  # Gauss-Legendre nodes
-_NEGLIGIBLE = 40.0  # a log density this far below its maximum is negligible: exp(-40) is below rounding
+_NEGLIGIBLE = 40.0  # log densities this far below their maximum are negligible
 
 
 class Samples(NamedTuple):

@@ -29,7 +29,7 @@ from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncat
 from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
-"""Values of 1 - h (see `moment_variance`) below this constant may be rounding errors. One client with two samples among
+"""Largest value of 1 - h (see `moment_variance`) that is treated as a rounding error. One client with two samples among
 fifty thousand clients with one sample gives about this value.
 """
 
@@ -49,7 +49,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Estimator by each client's own share of ones; nothing is sent."""
+    """Estimator by each client's own share of ones; clients send no messages."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -58,7 +58,7 @@ def local() -> Estimator:
 
 
 def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
-    """Estimator by the posterior mean under a known prior Beta(alpha, beta); nothing is sent.
+    """Estimator by the posterior mean under a known prior Beta(alpha, beta); clients send no messages.
 
     The mean squared error under this prior is exactly n / (alpha + beta + n) times the error of `local`.
 
@@ -93,13 +93,13 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
     .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
 
     clipped to [0, mu (1 - mu)]. For equal sizes this is (n S2 - mu (1 - mu)) / (n - 1). Every client has the same
-    weight in mu and S2, whatever its size, because its p_i is one draw from P. If there are too few other clients to
-    estimate mu and v, a client's estimate is its own share.
+    weight in mu and S2, for any n_i, because its p_i is one draw from P. If there are too few other clients to estimate
+    mu and v, a client's estimate is its own share.
 
     Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
     Args:
-      printed: whether to use S2 as the value of v, as the paper does, which makes the weight too large.
+      printed: whether to use S2 as v, as in the paper, although this makes the weight too large.
       variance: variance v of the population, if known. If no client has two samples, v cannot be estimated; without
         ``variance``, all estimates are then the mean of all clients' shares.
     """
@@ -190,7 +190,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     Args:
       epsilon: privacy parameter, positive; may be traced.
       plus_error: whether to use v-hat + e, clipped to [0, mu (1 - mu)], as v. (Too small a v costs more than too large
-        a v.) At small eps this loses a third of the gain, because every client's estimate is mu if v-hat is below -e.
+        a v.) At small eps this choice loses a third of the gain, because every client's estimate is mu if v-hat is
+        below -e.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:

@@ -70,7 +70,7 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", 
 
 
 def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
-    """Return the zeros before and after an axis, such that ceil(size / stride) windows of k fit."""
+    """Return the numbers of zeros before and after an axis for which ceil(size / stride) windows of length k fit."""
     missing = max((-(-size // stride) - 1) * stride + k - size, 0)
     return missing // 2, missing - missing // 2
 
@@ -125,9 +125,9 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
     patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,
-    padded with zeros. For k = 5 this takes 1.44 times the multiplications on 0.36 times the patches, in products with a
-    better shape, and pooling reads four contiguous blocks. On a CPU, this form was measured to be a fifth to a third
-    faster than pooling the plain convolution for 1 to 6 channels, and not slower for 64.
+    padded with zeros. For k = 5, there are 1.44 times as many multiplications and 0.36 times as many patches, and
+    pooling reads four contiguous blocks. On a CPU, this form was measured to be a fifth to a third faster than pooling
+    the plain convolution for 1 to 6 channels, and not slower for 64.
     """
     return _max_bias_relu(_windows(x, kernel), bias)
 
@@ -149,7 +149,7 @@ def _windows(x: Array, kernel: Array) -> Array:
 def _max_bias_relu(z: Array, bias: Array) -> Array:
     """``relu(z.max(axis=0) + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; the gradient goes to the first maximum.
 
-    The residual of the backward pass is one int8 per output: the maximum's index, or 4 where relu is flat.
+    For the backward pass, one int8 per output is stored: the maximum's index, or 4 where the slope of relu is zero.
     """
     return _max_bias_relu_fwd(z, bias)[0]
 

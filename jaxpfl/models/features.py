@@ -23,7 +23,7 @@ from jaxpfl.models.base import Task
 from jaxpfl.support.errors import JaxpflError
 
 _BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
-"""Kinds of variables: they depend only on the body's parameters, also on the head's parameters, or also on the data."""
+"""Kinds of variables by what they depend on: nothing but the body's parameters, the head's parameters, or data."""
 
 
 class Halves(NamedTuple):
@@ -112,7 +112,7 @@ def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bo
 
 
 def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
-    """Return the variables that depend on data, but not on the head, and are read together with head parameters."""
+    """Return the variables that depend on data but not on the head, and that an operation combines with the head."""
     read: dict[Any, None] = {}
     for eqn in jaxpr.eqns:
         operands = [var for var in eqn.invars if not isinstance(var, core.Literal)]

@@ -2,8 +2,8 @@
 
 A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client's score is the mean over its examples.
 A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n] of
-the real examples (the others are zero). NaN means that the score is not defined, as the AUC of a single class; means
-over clients omit such clients. Predictions that are not finite get the worst score.
+the real examples (padding has zeros). A score is NaN if it is not defined, such as the AUC of a client with a single
+class; means over clients omit these clients. Predictions that are not finite get the worst score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PerClient(NamedTuple):
 
     Attributes:
       function: the metric function.
-      root: whether the metric is the root of a mean over examples, as the RMSE is. The score of several clients is then
-        the root of the mean of their squared scores, weighted by numbers of examples.
+      root: whether the metric is the root of a mean over examples, such as the RMSE. The score of several clients is
+        then the root of the mean of their squared scores, weighted by numbers of examples.
     """
 
     function: OfClient
@@ -90,7 +90,7 @@ def _mean(values: Array, valid: Array) -> Array:
 
 
 def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
-    """Make the metric: absolute error of the expected label, averaged over an example's labels."""
+    """Make the metric "absolute error of the expected label", averaged over an example's labels."""
 
     def metric(predictions: Array, y: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -100,7 +100,7 @@ def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
 
 
 def rmse(mean: Callable[[Array], Array]) -> PerClient:
-    """Make the metric: root of the mean squared error of the expected label over a client's examples."""
+    """Make the metric "root of the mean squared error of the expected label" over a client's examples."""
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -111,7 +111,7 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
 
 
 def r2(mean: Callable[[Array], Array]) -> PerClient:
-    """Make the metric: coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
+    """Make the metric "coefficient of determination", ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
 
     f is the expected label. If examples have several labels, the sums include all labels, with a separate mean for
     each. The score is NaN for constant labels.
@@ -179,7 +179,7 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
     """Mean over classes of the AUC of each class against all others by its log-odds; [] from logits [n, K] and y [n].
 
-    Classes that none or all of the client's examples have are omitted; the result is NaN if no class remains.
+    A class is omitted if none or all of the client's examples belong to it; the result is NaN if no class remains.
     """
     classes = jnp.arange(predictions.shape[-1])
 
@@ -192,7 +192,9 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """AUC averaged over the binary labels, []; labels with a single value are omitted. NaN if no label remains."""
+    """AUC averaged over the binary labels, []; labels with the same value for all examples are omitted. The result is
+    NaN if no label remains.
+    """
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
     return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))

@@ -2,7 +2,7 @@
 
 ``vmap`` over kernels turns ``lax.conv`` into a grouped convolution, which XLA runs slowly. Instead, this module
 computes a convolution as one product of patches with the kernel, and a pooling operation as a maximum or sum over the
-positions of a window. Both functions take the parameters of the JAX primitives that they replace, for use by
+positions of a window. `conv` and `pool` take the parameters of the JAX primitives that they replace, for use by
 `rewriting`. They transpose their input so that the batch is the last dimension (as in the module `convolution`), and
 transpose the result back. XLA cancels these transpositions between two layers.
 """
@@ -23,8 +23,9 @@ from jaxpfl.core.types import Array
 from jaxpfl.models import convolution
 
 MOST_PLACES = 127
-"""Largest number of positions in a window. It is limited because each position adds a copy of the input, and the index
-of a maximum is an int8."""
+"""Largest number of positions in a window. The number is limited because each position adds a copy of the input, and
+the index of a maximum is an int8.
+"""
 
 
 def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str | None:

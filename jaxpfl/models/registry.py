@@ -29,7 +29,7 @@ class _Entry(NamedTuple):
     """A registered model.
 
     Attributes:
-      build: function ``(num_classes) -> Model`` that builds the model, or ``(num_classes, numbers) -> Model`` if the
+      build: function that builds the model, ``(num_classes) -> Model``, or ``(num_classes, numbers) -> Model`` if the
         name can contain numbers.
       check: function that raises an error for wrong input shapes, before the first batch is traced.
       example: example of a name with numbers; None if the name cannot contain numbers.

@@ -255,7 +255,7 @@ def alone(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
 
 
 _REBUILT = (p.scan_p, p.remat_p, p.cond_p)
-"""Operations whose inner programs are rebuilt with replaced layers."""
+"""Operations with inner programs that are rebuilt with replaced layers."""
 
 
 def _rebuilt(program: Any) -> Any:
@@ -274,7 +274,7 @@ def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = N
     Args:
       jaxpr: program to search.
       names: name of the parameter at each input; None if an input does not come from exactly one parameter.
-      inside: name of the enclosing operation, if the programs of this operation are not changed; otherwise None.
+      inside: name of the enclosing operation, if the programs within this operation are not changed; otherwise None.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}
     for eqn in jaxpr.eqns:

@@ -48,7 +48,7 @@ class Recurrent(nn.Module):
 
         def step(h: Array, x: Array) -> tuple[Array, Array]:
             # Use one product per gate, also for the input, inside the loop. On a CPU this takes 10 to 40 % less time
-            # than one product for all gates, or for all times (measured at width 128).
+            # than one product for all gates, or for all time steps (measured at width 128).
             r = jax.nn.sigmoid(x @ a[0] + c[0] + h @ b[0])
             z = jax.nn.sigmoid(x @ a[1] + c[1] + h @ b[1])
             n = jnp.tanh(x @ a[2] + c[2] + r * (h @ b[2] + c[3]))

@@ -3,8 +3,8 @@ r"""Discrete prior: each personal model is one of k centers. FedEM and IFCA are 
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
-with probabilities p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so this is not a
-`Prior`. A client needs the losses of all centers on its data. Its personal model is one of the centers, or the
+with probabilities p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so the discrete prior
+is not a `Prior`. A client needs the losses of all centers on its data. Its personal model is one of the centers, or the
 posterior mean.
 
 Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.

@@ -6,7 +6,7 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 Here ``a`` are the logits of the personal model theta (the student), ``b`` are the logits of the global model mu (the
 teacher), and psi is the scale.
 
-The first term, log(2 psi) / 2, replaces the density's true log normaliser, which follows. Consider the density
+The first term, log(2 psi) / 2, replaces the density's true log normaliser. To define the latter, consider the density
 proportional to exp(-f / (2 psi)) of the class probabilities q_x that theta predicts for n examples x, with the uniform
 measure on the simplex for each q_x. Its log normaliser is
 

@@ -8,9 +8,9 @@ d/(2 s2^2) for s2. The result is
 
 .. math:: \mu^+ = \mu + \rho (\theta - \mu), \qquad s_2^+ = s_2 + \rho' (|\theta - \mu^+|^2 / d - s_2)
 
-This step has the same fixed points as a gradient step. At rates up to one it does not overshoot and s2 stays positive,
-whereas gradient steps on s2 diverge as s2 shrinks. A natural-gradient step in log s2 is the same to first order in the
-rate.
+This step has the same fixed points as a gradient step. At rates up to one the step does not overshoot and s2 stays
+positive, whereas gradient steps on s2 diverge as s2 shrinks. A natural-gradient step in log s2 is the same to first
+order in the rate.
 
 The joint likelihood of all theta_i and (mu, s2) is unbounded: it diverges if every theta_i tends to mu and s2 to zero.
 Therefore s2 has a positive lower bound.

@@ -69,7 +69,8 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
         return trees.where(valid.any(), trees.where(new > old + 1, ends[1], ends[0]), gamma)
 
     def report(gamma: Mixture) -> Metrics:
-        # exp of the entropy of p: k if all components are equally likely, and 1 if one component has probability 1.
+        # effective number of components, exp of the entropy of p: k if all are equally likely, 1 if one has probability
+        # 1
         return {"s2": gamma.p @ gamma.s2, "components": jnp.exp(jax.scipy.special.entr(gamma.p).sum())}
 
     return Prior(init, center, penalty, report, fit=fit, sample=sample, prox=prox)

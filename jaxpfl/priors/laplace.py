@@ -1,4 +1,5 @@
-r"""Laplace prior with a median mu and one scale b: L1-regularised personalisation, which makes most entries equal mu's.
+r"""Laplace prior with a median mu and one scale b: L1-regularised personalisation, which sets most entries equal to
+mu's.
 
 .. math:: -\log p(\theta; \mu, b) = d \log(2 b) + \frac{|\theta - \mu|_1}{b}
 
@@ -85,7 +86,7 @@ def _toward(rate: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def _mean_absolute(difference: PyTree) -> Array:
-    # JAX's derivative of |x| at 0 is 1. It would pull theta to one side where theta = mu, as in the beginning.
+    # JAX's derivative of |x| at 0 is 1. This derivative would pull theta to one side where theta = mu, as in round 0.
     absolute = jax.tree.map(lambda a: jnp.sum(a * jnp.sign(a)), difference)
     return jax.tree.reduce(jnp.add, absolute) / optax.tree.size(difference)
 

@@ -2,17 +2,17 @@ r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along th
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-This is the Z step of Zhao et al. (section IV-B), with the objective scaled by the learning rate eta, if s = eta lam for
-the penalty's weight lam, and y_i = z_i - eta g_i / N for the gradients g_i of N clients. Let W = ZQ be the differences
-along the edges, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and rho the penalty, both
-scaled by eta. The iteration is
+This is the Z step of Zhao et al. (section IV-B), with the objective scaled by the learning rate eta, if s = eta lam,
+where lam is the penalty's weight, and y_i = z_i - eta g_i / N, where g_i is the gradient of client i of N. Let W = ZQ
+be the differences along the edges, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and rho the
+penalty, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
-until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y. For a large s, every
-client's solution is the mean of y over its connected component.
+which is repeated until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y.
+For a large s, every client's solution is the mean of y over its connected component.
 
 The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
 any rho by two matrix products. The decomposition is therefore reused in all rounds, for all settings of a sweep and
@@ -44,8 +44,9 @@ MOST_DENSE = 1400
 per node, a warm-started round with conjugate gradients takes 1.39 times as much processor time as with the spectrum at
 N = 500, 1.32 times as much at N = 1000 and 0.71 times as much at N = 2000 (measured on an idle machine)."""
 MOST_DENSE_CROWDED = 2000
-"""The same threshold for graphs in which a node has more than `graphs.MOST_UNROLLED` edges. With 40 edges per node, the
-two matrix products of the spectrum are still twice as fast as conjugate gradients at N = 2000."""
+"""`MOST_DENSE` for graphs in which a node has more than `graphs.MOST_UNROLLED` edges. With 40 edges per node, the two
+matrix products of the spectrum are still twice as fast as conjugate gradients at N = 2000.
+"""
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -152,7 +153,7 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        # RANGE bounds rho: at strength zero the primal residual vanishes, and rho would be halved in every step.
+        # RANGE bounds rho because at strength zero the primal residual vanishes, and rho would be halved in every step.
         next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
         return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 

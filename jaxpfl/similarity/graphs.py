@@ -118,7 +118,7 @@ def check_neighbours(nodes: int, k: int) -> None:
 
 
 def joined(found: list[np.ndarray]) -> Graph:
-    """Make a graph from a list that contains an array of neighbours for each node."""
+    """Make a graph from a list of arrays, one for each node, which contain the node's neighbours."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     return from_edges(pairs, nodes)
@@ -133,8 +133,9 @@ def differences(graph: Graph, z: Array) -> Array:
 
 
 MOST_UNROLLED = 32
-"""`gathered` uses gathers if no node has more edges than this number; it needs one gather for each edge of the node
-with the most edges. On a CPU, this is 10 to 30 times as fast as a scatter, which processes the edges one by one."""
+"""Largest number of edges of any node for which `gathered` uses gathers, one for each edge of the node with the most
+edges. On a CPU, gathers are 10 to 30 times as fast as a scatter, which processes the edges one by one.
+"""
 
 
 def gathered(graph: Graph, w: Array) -> Array:
@@ -215,7 +216,9 @@ MOST_EXACT = 20_000
 cores for vectors of length 1024."""
 
 _CANDIDATES = 30
-"""Smallest number of candidates that NN-descent keeps for each vector; with fewer, it misses more of the neighbours."""
+"""Smallest number of candidates that NN-descent keeps for each vector. With fewer candidates, more neighbours are
+missed.
+"""
 
 
 def nearest(vectors: Any, k: int) -> Graph:

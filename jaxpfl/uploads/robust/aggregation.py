@@ -13,8 +13,8 @@ Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. 
 
 The other rules use whole vectors. Krum assumes f attackers. Its score of :math:`x_i` is the sum of the squared
 distances from :math:`x_i` to the n - f - 2 nearest other vectors (to at least one); in a tie of scores, the first slot
-wins. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the coordinatewise
-median,
+is selected. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the
+coordinatewise median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
 
@@ -32,8 +32,8 @@ Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
 - ``krum:attackers=2``: the single update with the best (smallest) Krum score, assuming two attackers in a round.
 - ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates with the best Krum scores; ``select=3`` sets
   another number.
-- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: the geometric median after at most this many steps. It
-  stops when a step is shorter than the tolerance times the median distance of the updates.
+- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: the geometric median after at most this many steps. The
+  iteration stops when a step is shorter than the tolerance times the updates' median distance from the current point.
 - ``norm-bound:bound=1``: the mean of the updates after clipping each to this norm; the default bound is the median of
   the norms in the round.
 
@@ -127,7 +127,9 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
 
 
 _State: TypeAlias = tuple[Array, PyTree, Array]
-"""State of the Weiszfeld loop: number of steps, current point, and whether the last step exceeded the tolerance."""
+"""State of the Weiszfeld loop: number of steps, current point, and whether the last step was longer than the
+tolerance.
+"""
 
 
 def geometric_median(
@@ -183,7 +185,9 @@ def _ordered(leaf: Array, valid: Array) -> Array:
 
 
 def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool = True) -> PyTree:
-    """Weighted mean of the kept rows; without ``of_weights``, the weighted sum divided by the number of kept rows."""
+    """Weighted mean of the kept rows if ``of_weights``; otherwise the weighted sum divided by the number of kept
+    rows.
+    """
     factors = jnp.where(kept, factors, 0)
     total = factors.sum() if of_weights else kept.sum()
 
