@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl.benchmarks.studies.ditto import DittoSettings, error, name_of
-
+from ..studies.ditto import DittoSettings, error, name_of
 from .declared import UNPRINTED, Contender, Estimate, Estimation, Experiment, Printed, Training
 
 SEEDS = 5

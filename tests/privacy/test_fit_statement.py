@@ -243,6 +243,25 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
         Mechanism(1.0, noise_seed="os")
 
 
+def test_cohorts_are_drawn_from_a_secret_key(federation):
+    """Whoever knows the run's seed does not know who takes part."""
+    given = {**SETTING, "rounds": 1, "privacy": Mechanism(1.0, noise_seed="secret")}
+    simulation = jaxpfl.fit("fedavg", federation, **given, participation="poisson", cohort=2).simulation
+    # Equal with a probability below 1e-3: the numbers of rounds of four clients, of 24 with probability 1/2.
+    one, other = (simulation.counts(simulation.advance(simulation.init([1]), 24)[0]).table for _ in range(2))
+    assert not np.array_equal(one, other)
+
+
+def test_personalisation_of_silos_is_noised_by_the_noise_key(federation):
+    privacy = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA)
+    simulation = jaxpfl.fit("fedavg-ft", federation, **{**SETTING, "rounds": 1}, privacy=privacy).simulation
+    state = simulation.init([1])
+    keys = state.noise, state.key
+    assert not np.array_equal(*map(jax.random.key_data, keys))
+    one, other = (jax.tree.leaves(simulation.personal_models(state._replace(noise=key)))[0] for key in keys)
+    assert not np.array_equal(one, other)
+
+
 def test_noise_is_secret_with_a_function_of_the_users(federation):
     """Which has no text to make a key of: two of one name may differ."""
     settings = {**SETTING, "privacy": Mechanism(1.0), "client_optimizer": lambda rate: optax.sgd(rate)}
