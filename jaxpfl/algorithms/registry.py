@@ -156,7 +156,7 @@ FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if n
 
 
 _own: dict[str, Method] = {}
-"""Methods from user files in this command, by name."""
+"""Methods loaded from user files by the current command, by name."""
 
 
 def get(name: str) -> Method:

@@ -221,7 +221,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Theorem 4's private estimator as printed: the weight of Theorem 3, from the other clients' private messages.
+    """Theorem 4's private estimator as printed, in which Theorem 3's weight is computed from other clients' private
+    messages.
 
     This estimator is for comparison only. The variance of the messages is never below mu (1 - mu). The weight is
     therefore never below 1, and the estimate is never better than the client's own share.

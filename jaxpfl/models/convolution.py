@@ -4,7 +4,7 @@ When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped 
 convolutions slowly, and their backward passes even more slowly. This module computes a convolution as one matrix
 product of the kernel with the input's patches. With a client axis, the product becomes a batched ``dot_general``. With
 the batch as the last dimension, every row of patches is contiguous in memory. Patches are therefore collected by
-copying, first shifts along W, then shifts of whole rows along H.
+copying shifted inputs: first for all shifts along W, then for all shifts of whole rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
 """

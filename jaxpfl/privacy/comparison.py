@@ -29,10 +29,11 @@ def theorem5_beside_sound(
     is added to the sum at the end. ``per_step``: noise is added as printed in the paper; if psi is uploaded, a
     client is protected only by its own noise (`PerStepNoise`).
 
-    Each kind has two relations. ``zero_out``: a user's data are present or not. Poisson sampling with q = K/m amplifies
-    the privacy of noise at the end of a round. Sampling does not amplify the privacy of noise that the clients add. The
-    epsilon for such noise assumes that the user takes part in every round; the epsilon of ``replace_one`` replaces it
-    if smaller. ``replace_one``: cohorts have exactly K clients, accounted by RDP unless K = m.
+    For each kind of noise, there are two epsilons, one for each neighbouring relation. ``zero_out``: a user's data are
+    present or not. Poisson sampling with q = K/m amplifies the privacy of noise at the end of a round. Sampling does
+    not amplify the privacy of noise that the clients add. The epsilon for such noise assumes that the user takes part
+    in every round; the epsilon of ``replace_one`` replaces it if smaller. ``replace_one``: cohorts have exactly K
+    clients, accounted by RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 

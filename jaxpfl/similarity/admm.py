@@ -88,7 +88,7 @@ def prefers_spectrum(graph: Graph) -> bool:
 
 
 def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
-    """Make the start of the first minimisation, which has no previous solution; it is the exact solution for s = 0."""
+    """Make the start of a minimisation without a previous solution; this start is the exact solution for s = 0."""
     w = graphs.differences(graph, y)
     return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 

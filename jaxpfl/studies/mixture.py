@@ -85,7 +85,7 @@ class MixtureSettings(Settings):
 
 
 def contenders(given: MixtureSettings) -> dict[str, Estimator]:
-    """Estimators for these settings by name, without ``known`` (true centers) and ``alternating``."""
+    """Estimators for these settings by name, except ``known`` (which uses the true centers) and ``alternating``."""
     k, sx2 = given.components, given.sigma_x**2
     found = {
         "local": gaussian.local(),

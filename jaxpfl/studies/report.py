@@ -72,7 +72,7 @@ def beside(value: float, spread: float) -> str:
 
 
 def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
-    """Format ``mean ± stderr``; the error has one significant figure, or in percent one or two decimals."""
+    """Format ``mean ± stderr``. The error has one significant figure; with ``percent``, one or two decimals."""
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
         return "-"

@@ -235,8 +235,8 @@ def _quantile(
     The errors are at most 1e-4 on this scale, and at most a thousandth of a standard deviation.
 
     Args:
-      below: function from points [number, 1] and the kept cells [cells] bool to the distribution functions of the kept
-        cells' posteriors, [number, kept].
+      below: function ``(points [number, 1], kept [cells] bool) -> [number, kept]`` that computes P(parameter <= point)
+        under the posterior of each kept cell.
       p: probabilities of the cells.
       stddev: approximate posterior standard deviation of each client on this scale, [number].
       q: probability of the quantile.

@@ -402,7 +402,7 @@ def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture
 
 
 def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[NormalMixture, Array]:
-    """Mixture of these components, ``means`` and ``sds`` [K], with maximum-likelihood weights, and their slack."""
+    """Mixture of the components N(means, sds^2), [K] each, with maximum-likelihood weights, and the weights' slack."""
     even = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
     if len(x) > grid.MANY:
         x, s, w = grid.binned(x, s, w)

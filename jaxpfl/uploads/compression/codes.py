@@ -14,8 +14,8 @@ first bit indicates:
 - 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its
   number in the table (:math:`\lceil \log_2 D \rceil` bits).
 
-Because the receiver knows d, it can find the end of the lengths. Numbers are equal if their bits are equal, so that
-minus zero and every NaN are preserved.
+The receiver knows d, the sum of the lengths, and can therefore find where the lengths end. Numbers are equal if their
+bits are equal, so that minus zero and every NaN are preserved.
 
 Reference: Elias 1975, "Universal codeword sets and representations of the integers".
 """

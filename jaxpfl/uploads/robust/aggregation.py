@@ -116,9 +116,9 @@ def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
     """Mean of the ``select`` vectors with the lowest Krum scores.
 
-    With ``select`` = 0, n - f - 2 of the n valid vectors are selected for f assumed attackers, but at least one vector.
-    n - f - 2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine
-    Machine Learning via Robust Gradient Aggregation".
+    If ``select`` is 0, the mean is over max(n - f - 2, 1) vectors, for n valid vectors and f assumed attackers. n - f -
+    2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine
+    Learning via Robust Gradient Aggregation".
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
     # argsort of argsort gives the rank of each score; ties are ranked by slot.
