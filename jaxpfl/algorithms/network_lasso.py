@@ -20,11 +20,11 @@ or after a maximum number of steps. Neighbouring clients that have equal z at th
 
 The paper's objective has (1/N) sum_n f_n over N clients, so a step changes z_n by -eta g_n / N. ``scaling="mean"``
 selects this objective (c = 1 / N). With full participation, tau = 1 and full batches, the server's step is exactly the
-paper's step. With the default ``scaling="sum"``, each f_n counts in full (c = 1): z_n changes by the client's own
-gradient at the rate eta, as in every other method of this package, and the shared x changes by the mean. The two
-objectives have the same minimiser if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled;
-with "sum", z_n is then trained locally from a common start. With a large lambda, all clients of a connected component
-have the same z, their mean, as in federated averaging.
+paper's step. With the default ``scaling="sum"``, the objective is the sum of all f_n (c = 1). A step then changes z_n
+by -eta g_n, as in every other method of this package, and the shared x by the clients' mean change. The two objectives
+have the same minimiser if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled; with
+"sum", z_n is then trained locally from a common start. With a large lambda, all clients of a connected component have
+the same z, their mean, as in federated averaging.
 
 The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
 on tau (up to client drift). It contains |S| / N because a client outside the cohort has no gradient to balance the

@@ -145,7 +145,7 @@ def persfl_gd(
     teacher: str = "best",
     stored: int = 0,
 ) -> Algorithm:
-    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, which has the same gradient as KL.
+    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels instead of KL; both have the same gradient.
 
     The personalised model, the global model and the errors are as in `persfl`.
 

@@ -36,8 +36,9 @@ EQUAL = 1.25
 large.
 """
 CHUNK = 2
-"""Overhead of processing a chunk, measured in examples. It is larger for a small model, but the chunks of a small model
-run concurrently."""
+"""Overhead of processing a chunk, measured in examples. With a small model, the overhead is larger, but chunks run
+concurrently.
+"""
 
 
 class Examples(NamedTuple):

@@ -242,7 +242,7 @@ def printed_private(epsilon: Scalar) -> Estimator:
 
 
 def _mean_error(of: Moments) -> Array:
-    """Squared standard error of a mean, from the moments of its terms."""
+    """Squared standard error of a mean, computed from the moments of the averaged values."""
     return of.variance / jnp.maximum(of.number, 1)
 
 

@@ -66,7 +66,7 @@ def posterior_mean(at: Mixture, own: Local) -> Array:
 
 
 def discrete_posterior(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Estimator by Theorem 6 with known probabilities and centers; nothing is sent.
+    """Estimator by Theorem 6 with known probabilities and centers; clients send no messages.
 
     Implements: Ozkara et al. 2023, Theorem 6.
     """

@@ -1,4 +1,4 @@
-r"""Discrete prior: each personal model is one of k centers. FedEM and IFCA are based on similar models.
+r"""Discrete prior: each personal model is one of k centers, much as in FedEM and IFCA.
 
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))

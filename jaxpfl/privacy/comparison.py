@@ -32,8 +32,8 @@ def theorem5_beside_sound(
     For each kind of noise, there are two epsilons, one for each neighbouring relation. ``zero_out``: a user's data are
     present or not. Poisson sampling with q = K/m amplifies the privacy of noise at the end of a round. Sampling does
     not amplify the privacy of noise that the clients add. The epsilon for such noise assumes that the user takes part
-    in every round; the epsilon of ``replace_one`` replaces it if smaller. ``replace_one``: cohorts have exactly K
-    clients, accounted by RDP unless K = m.
+    in every round; the epsilon of ``replace_one`` replaces it if smaller. ``replace_one``: a user's data are replaced
+    by any others. Cohorts have exactly K clients; the accounting uses RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 

@@ -167,7 +167,7 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
 
     Args:
       protects: name of the quantity that is released under the draw.
-      key: key of the draw, []; in a vectorised program one key for each draw.
+      key: key of the draw, []; in a vectorised program, one key for each draw.
       entries: number of entries.
       stddev: standard deviation, []; NaN for a random choice, as in randomised response.
     """

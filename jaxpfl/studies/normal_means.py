@@ -540,7 +540,7 @@ def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
 
 
 def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
-    """Stein's unbiased estimate of the mean squared error, the mean over the clients' ``terms``, and the error of x."""
+    """Stein's unbiased estimate of the mean squared error (the mean of the clients' ``terms``), and the error of x."""
     each = np.asarray(terms)
     stderr = float(each.std(ddof=1) / len(s) ** 0.5)
     return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}

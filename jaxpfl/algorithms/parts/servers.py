@@ -23,8 +23,8 @@ client i in the cohort S, the server's step is
 FedAdam, are in `optimizers`.
 
 **Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models from mu_0
-... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two for which S multiples, 0
-included, reach round r:
+... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two of which at most S
+multiples (0 included) lie in 0 ... r:
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
@@ -310,7 +310,7 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and the round after which each was stored, [S] int32; -1 for an empty
+    """Past global models, leaves [S, ...], and the number of rounds of training of each, [S] int32; -1 for an empty
     slot.
     """
 

@@ -7,10 +7,11 @@ proportional to one variance, pooled with nu degrees of freedom. At the true lam
 distribution with m - 1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the
 analysis of variance. If clients have different variances, the test is Welch's.
 
-An endpoint of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this
-quantile to the same quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the
-uncertainty of the pooled variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval
-of Williams 1962. Its coverage is at least the nominal level, and close to it.)
+To find an endpoint of the interval, first solve for the lambda at which Q / (m - 1) equals a quantile of F. Then
+multiply this lambda by the ratio of that quantile to the same quantile of chi-square / (m - 1). The ratio is needed
+because lambda's uncertainty includes the uncertainty of the pooled variance, while the uncertainty of a large st2 does
+not. (For equal sizes this is the interval of Williams 1962. Its coverage is at least the nominal level, and close to
+it.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
@@ -90,7 +91,7 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
 
     where :math:`\bar X` is the share of ones among all samples. If an expected count is below five, the p-value is
-    simulated with 199 to 9999 draws given the total number of ones, which is valid for any counts.
+    simulated with 199 to 9999 draws given the total number of ones. A simulated p-value is valid for any counts.
 
     Args:
       ones: number of ones of each client, [m].

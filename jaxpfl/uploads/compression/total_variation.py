@@ -68,7 +68,7 @@ class _Cut(NamedTuple):
     """Current segments, as arrays in the layout of `_blocks`.
 
     Attributes:
-      excess: g - u; at both ends of a segment, plus the +-gamma term that couples it to the neighbouring segment.
+      excess: g - u; at both ends of a segment, the +-gamma terms that couple neighbouring segments are added.
       value: current value of u.
       starts: true for the first entry of a segment.
       edge: the dual variable w at the cuts between segments.
