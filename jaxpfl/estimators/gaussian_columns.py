@@ -65,8 +65,8 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """Shrink clients' variances, given their summed squared deviations and degrees of freedom, which are
-        broadcast.
+        """Shrink clients' variances. The summed squared deviations and the degrees of freedom may have different
+        shapes, which are broadcast.
         """
         some = degrees * (scatter > 0)
         prior = jnp.where(jnp.isinf(self.degrees), 1, self.degrees)

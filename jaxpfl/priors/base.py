@@ -129,8 +129,8 @@ class Family(NamedTuple):
     """Location-scale family of densities, as pure functions.
 
     Attributes:
-      gamma: NamedTuple class of the two parameters, the location ``mu`` and then the scale. Reports name the scale's
-        metric after the second field.
+      gamma: NamedTuple class of the two parameters, the location ``mu`` and then the scale. The name of the second
+        field is also the name of the scale's metric in reports.
       penalty: the function `Prior.penalty`, minus the log density.
       sample: the function `Prior.sample`.
       prox: the function `Prior.prox`.

@@ -452,7 +452,9 @@ _LISTED = 6
 
 
 class Picture(NamedTuple):
-    """Data for a column's plot: estimates, interval endpoints and numbers of samples, [m] each; the population mean."""
+    """Data for a column's plot: estimates, interval endpoints and numbers of samples, [m] each, and the population
+    mean.
+    """
 
     column: str
     local: np.ndarray
