@@ -1,6 +1,7 @@
 """Keys of programs: settings by value, our functions by name and closure, the user's by equality or identity."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -133,19 +134,21 @@ def test_the_configuration_counts():
     assert key_of(jnp.sin) == key
 
 
-def texts() -> list[str | None]:
+def texts() -> dict[str, str | None]:
     """Texts of every method's functions."""
     work = LocalWork(np.array([5, 6]), 2, 3)
     plain = [m for m in METHODS.values() if not m.graph and not m.pooled]
-    return [named(method.build(task_of(2), work)) for method in plain]
+    return {method.name: named(method.build(task_of(2), work)) for method in plain}
 
 
 @pytest.mark.slow
-def test_another_process_finds_the_same():
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_kept_keys; print(test_kept_keys.texts())"
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
+def test_two_processes_find_the_same():
+    code = "import json, sys; sys.path.insert(0, sys.argv[1]); import test_kept_keys as t; print(json.dumps(t.texts()))"
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == str(found := texts())
-    assert None not in found
-    assert len(set(found)) == len(found)
+    one, other = (
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | seed).stdout)
+        for seed in ({"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": "8"})
+    )
+    assert {name for name in one if one[name] != other[name]} == set()
+    assert None not in one.values()
+    assert len(set(one.values())) == len(one)
