@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import regression
 from jaxpfl.studies.repetitions import mean_square, repeat
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
+from . import regression_model
 from .regression import regression_results
 
 
@@ -62,10 +62,10 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
     m, d, s2, zero = given.clients, given.dim, given.sigma_theta**2, jnp.zeros(given.dim)
 
     def each(mu: Array, s2: float) -> Array:
-        return jax.vmap(lambda x, y: regression.logistic_fit(mu, s2, x, y, given.rate, given.steps))(x, y)
+        return jax.vmap(lambda x, y: regression_model.logistic_fit(mu, s2, x, y, given.rate, given.steps))(x, y)
 
-    pooled = regression.logistic_fit(zero, np.inf, x.reshape(-1, d), y.reshape(-1), given.rate / m, given.steps)
-    _, learned = regression.logistic_descent(zero, s2, jnp.zeros((m, d)), x, y, given.rate, given.steps)
+    pooled = regression_model.logistic_fit(zero, np.inf, x.reshape(-1, d), y.reshape(-1), given.rate / m, given.steps)
+    _, learned = regression_model.logistic_descent(zero, s2, jnp.zeros((m, d)), x, y, given.rate, given.steps)
     estimates = {
         "local": each(zero, np.inf),
         "fedavg": jnp.broadcast_to(pooled, theta.shape),

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import regression
-from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table, plus_minus, write_bars
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
+
+from . import regression_model
+from .regression_model import Population, Posterior, Rotated
 
 _FLOOR = 1e-6
 """Lower bound on estimated variances."""
@@ -81,22 +82,22 @@ def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bo
     rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
     zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
     begin = begin._replace(mu=zeros[0])
-    return regression.gradient_descent(begin, zeros, data.x, data.y, rate, steps, accelerated=accelerated)[1]
+    return regression_model.gradient_descent(begin, zeros, data.x, data.y, rate, steps, accelerated=accelerated)[1]
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
     """Mean squared errors in one repetition, [] each; ``bound`` is the expected error of ``known``, given X."""
     population, theta, x, y = draw(key, given)
-    data = jax.vmap(regression.rotate)(x, y)
-    moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
-    learned = regression.em(moments, data, _FLOOR, given.em_steps)
+    data = jax.vmap(regression_model.rotate)(x, y)
+    moments = regression_model.moments(regression_model.pooled(data), x, y, _FLOOR)
+    learned = regression_model.em(moments, data, _FLOOR, given.em_steps)
 
     def posteriors(of: Population) -> Posterior:
-        return jax.vmap(lambda data: regression.posterior(of, data))(data)
+        return jax.vmap(lambda data: regression_model.posterior(of, data))(data)
 
     known = posteriors(population)
     estimates = {
-        "local": jax.vmap(regression.least_squares)(data),
+        "local": jax.vmap(regression_model.least_squares)(data),
         "fedavg": jnp.broadcast_to(moments.mu, theta.shape),
         "known": known.mean,
         "algorithm-4": algorithm_4(moments, data, given.gradient_steps, accelerated=not given.printed_steps),

@@ -13,15 +13,15 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import regression, regression_mixture
-from jaxpfl.estimators.regression_mixture import MixturePopulation
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import Curve, estimator_table, write_curves
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
+from . import regression_mixture_model, regression_model
 from .regression import regression_title
+from .regression_mixture_model import MixturePopulation
 
 _POINTS = 20
 """Number of points on the curve of Algorithm 1 over its iterations."""
@@ -86,23 +86,23 @@ def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Arr
 def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
     """Mean squared errors in one repetition, [] each, and Algorithm 1's errors during its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
-    data = jax.vmap(regression.rotate)(x, y)
-    alone = jax.vmap(regression.least_squares)(data)
-    begin = regression_mixture.start(data, 2, (y**2).mean(), _FLOOR)
-    learned = regression_mixture.em(begin, data, _FLOOR, given.em_steps)
+    data = jax.vmap(regression_model.rotate)(x, y)
+    alone = jax.vmap(regression_model.least_squares)(data)
+    begin = regression_mixture_model.start(data, 2, (y**2).mean(), _FLOOR)
+    learned = regression_mixture_model.em(begin, data, _FLOOR, given.em_steps)
 
     def posterior_means(population: MixturePopulation) -> Array:
-        return jax.vmap(lambda data: regression_mixture.personalize(population, data))(data)
+        return jax.vmap(lambda data: regression_mixture_model.personalize(population, data))(data)
 
     rate, each = given.noise_variance / data.squares.max(), _each(given)
 
     def some(at: tuple[Mixture, Array], _: None) -> tuple[tuple[Mixture, Array], Array]:
-        at = regression_mixture.adamix(*at, x, y, given.noise_variance, rate, given.floor, each)
+        at = regression_mixture_model.adamix(*at, x, y, given.noise_variance, rate, given.floor, each)
         return at, mean_square(at[1], theta)
 
     first = Mixture(begin.p, begin.mu, jnp.maximum(begin.s2, given.floor))
     _, along = jax.lax.scan(some, (first, alone), length=_POINTS)
-    _, in_hull = regression_mixture.alternating(
+    _, in_hull = regression_mixture_model.alternating(
         Discrete(begin.p, begin.mu), x, y, given.noise_variance, min(given.iterations, 20)
     )
     estimates = {

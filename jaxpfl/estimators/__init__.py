@@ -1,9 +1,9 @@
 """Personalised estimation: pure functions for clients and server that work under ``jax.jit`` and ``jax.vmap``.
 
 `base.Estimator` is the interface of an estimator, and `base.estimate` runs an estimator. Each statistical model has one
-module. `gaussian`, `bernoulli` and `mixture` also have private estimators. The functions in `regression` and
-`regression_mixture` take all clients' data together. `empirical_bayes` needs only one summary per client (an estimate
-with its standard error, or counts), and supports groups and covariates.
+module. `gaussian`, `bernoulli` and `mixture` also have private estimators. `empirical_bayes` needs only one summary per
+client (an estimate with its standard error, counts, or the products of its regression data), and supports groups and
+covariates.
 """
 
 from jaxpfl.estimators import (
@@ -15,8 +15,6 @@ from jaxpfl.estimators import (
     gaussian_closed_form,
     gaussian_columns,
     mixture,
-    regression,
-    regression_mixture,
     release,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
@@ -35,8 +33,6 @@ __all__ = [
     "gaussian_closed_form",
     "gaussian_columns",
     "mixture",
-    "regression",
-    "regression_mixture",
     "release",
     "stack",
 ]

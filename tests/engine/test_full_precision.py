@@ -11,10 +11,11 @@ import pytest
 from lowered_products import products
 
 import jaxpfl
+from jaxpfl.benchmarks.studies import regression_model as regression
 from jaxpfl.core import full_precision
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.estimators import base, regression
+from jaxpfl.estimators import base
 from jaxpfl.estimators.empirical_bayes import ebnm, homogeneity
 from jaxpfl.estimators.histograms import private
 from jaxpfl.estimators.histograms.base import from_sparse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxpfl.estimators import regression
+from jaxpfl.benchmarks.studies import regression_model as regression
 from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
 
 FLOOR = 1e-8

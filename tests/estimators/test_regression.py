@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxpfl.estimators import regression, regression_mixture
-from jaxpfl.estimators.regression import Population
+from jaxpfl.benchmarks.studies import regression_mixture_model as regression_mixture
+from jaxpfl.benchmarks.studies import regression_model as regression
+from jaxpfl.benchmarks.studies.regression_model import Population
 from jaxpfl.priors import discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 

@@ -19,9 +19,10 @@ import numpy as np
 
 import jaxpfl
 from jaxpfl import Federation
+from jaxpfl.benchmarks.studies import regression_model as regression
 from jaxpfl.core import participation
 from jaxpfl.core.types import Array
-from jaxpfl.estimators import base, bernoulli, gaussian, mixture, regression
+from jaxpfl.estimators import base, bernoulli, gaussian, mixture
 from jaxpfl.estimators.empirical_bayes import ebnm
 from jaxpfl.privacy import Mechanism, noise
 from jaxpfl.privacy.claim import plan_of

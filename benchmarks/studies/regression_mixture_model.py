@@ -25,10 +25,11 @@ import jax.numpy as jnp
 from jaxpfl.core import full_precision, trees
 from jaxpfl.core.search import climb
 from jaxpfl.core.types import Array, Scalar
-from jaxpfl.estimators import regression
-from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
+
+from . import regression_model
+from .regression_model import Population, Posterior, Rotated
 
 
 class MixturePopulation(NamedTuple):
@@ -50,7 +51,7 @@ def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> Mixture
       sx2: initial noise variance.
       floor: positive lower bound on the variances.
     """
-    alone = jax.vmap(regression.least_squares)(data)
+    alone = jax.vmap(regression_model.least_squares)(data)
     valid = jnp.ones(alone.shape[0], bool)
     begin = gaussian_mixture.start(components, alone, valid, floor)
     fitted = gaussian_mixture.em(begin, alone, valid, floor, 10)
@@ -62,7 +63,7 @@ def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Pos
     """A client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
 
     def under(mu: Array, s2: Array) -> Posterior:
-        return regression.posterior(Population(mu, s2, population.sx2), data)
+        return regression_model.posterior(Population(mu, s2, population.sx2), data)
 
     of = jax.vmap(under)(population.mu, population.s2)
     return discrete.responsibilities(population.p, -of.log_evidence), of
