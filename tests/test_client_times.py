@@ -45,7 +45,7 @@ def test_factors_are_a_client_s_own_and_of_median_one():
     [
         ("fast", "unknown time model 'fast'"),
         ("equal:step=-1", "equal:step must be >= 0 and finite, got -1"),
-        ("equal", "time_model = equal takes no time: set step, up or down"),
+        ("equal", "time_model = equal simulates rounds of zero seconds: set step, up or down"),
     ],
 )
 def test_what_means_nothing_is_refused(text, message):

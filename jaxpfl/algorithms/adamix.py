@@ -68,7 +68,9 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     if work.privacy is None:
         return algorithm._replace(server=server)
     if np.ndim(work.privacy.noise_multiplier) or np.ndim(work.privacy.clipping_norm):
-        raise JaxpflError("adamix does not support sweeps over noise_multiplier or clipping_norm: give one number each")
+        raise JaxpflError(
+            "adamix does not support sweeps over noise_multiplier or clipping_norm: set each to one number"
+        )
     z, limit = float(np.asarray(work.privacy.noise_multiplier)), float(np.asarray(work.privacy.clipping_norm))
 
     def update(key: Key, hp: MapHyper, ctx: ServerContext, gamma: Mixture, uploads: Stacked) -> tuple[Mixture, Metrics]:

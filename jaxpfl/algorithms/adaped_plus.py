@@ -82,11 +82,13 @@ STARTS = ("mu", "init")
 class AdaPeDPlusHyper(AdaPeDHyper):
     """Hyper-parameters of AdaPeD-plus; ``lr`` is eta_1, the learning rate of theta, also in fine-tuning."""
 
-    psi_init: Scalar = hyper(1.0, "psi in round 0; large for little distillation", positive=True, paper=3.5)
+    psi_init: Scalar = hyper(1.0, "psi in round 0; a larger psi gives less distillation", positive=True, paper=3.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step", positive=True, paper=5.0)
     ce_global: Scalar = hyper(1.0, "kappa, weight of the cross-entropy in mu's step", paper=0.0)
     kd_global: Scalar = hyper(0.0, "delta, weight of the distillation term in mu's step", paper=1.0)
-    anneal: Scalar = hyper(1.0, "factor on the psi that theta and mu see, each epoch of the decay", positive=True)
+    anneal: Scalar = hyper(
+        1.0, "factor on the psi that theta and mu use, after each decay_every local steps", positive=True
+    )
 
 
 class Kept(NamedTuple):
@@ -150,7 +152,7 @@ def adaped_plus(
         raise unknown_name("adaped-plus.start", start, STARTS)
     if not keep and (start != "mu" or idle_rounds):
         given = f"idle_rounds={idle_rounds}" if idle_rounds else f"start={start}"
-        raise JaxpflError(f"adaped-plus.{given} needs keep=True: otherwise clients do not keep their model theta")
+        raise JaxpflError(f"adaped-plus.{given} needs keep=True, with which clients keep their model theta")
     plus = _Plus(Distilled(task, task, work, gate, _normalized if normalize else None), fine_tune_steps, own_psi)
     client = _keeping(plus, at_first=start == "mu", idles=idle_rounds > 0) if keep else _tuned(plus)
     algorithm = Algorithm((client,), shared_server(task), work.steps, idle_cap=idle_rounds)

@@ -63,8 +63,8 @@ class FedAMPHyper(SgdHyper):
     """Hyper-parameters of FedAMP."""
 
     alpha: Scalar = hyper(10.0, "alpha, step towards similar models", positive=True, is_step=True)
-    sigma: Scalar = hyper(1.0, "sigma, squared distance beyond which models count as unlike", positive=True)
-    lam: Scalar = hyper(1.0, "lambda, with (lambda/(2 alpha)) |w - u|^2 in a client's loss")
+    sigma: Scalar = hyper(1.0, "sigma, squared distance beyond which models count as dissimilar", positive=True)
+    lam: Scalar = hyper(1.0, "lambda in the proximal term (lambda/(2 alpha)) |w - u|^2 of a client's loss")
 
 
 class Models(NamedTuple):

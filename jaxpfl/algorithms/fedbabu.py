@@ -42,7 +42,7 @@ PARTS = ("all", "head", "body")
 class FedBABUHyper(AveragingHyper):
     """Hyper-parameters of FedBABU."""
 
-    fine_tune_factor: Scalar = hyper(0.1, "factor on the last round's learning rate, for fine-tuning")
+    fine_tune_factor: Scalar = hyper(0.1, "learning rate of fine-tuning, relative to the rate of the last round")
 
 
 class Halves(NamedTuple):

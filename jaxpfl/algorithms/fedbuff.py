@@ -40,7 +40,7 @@ from jaxpfl.models import Task
 class FedBuffHyper(AveragingHyper):
     """Hyper-parameters of FedBuff."""
 
-    staleness: Scalar = hyper(0.5, "a in the weight (1 + rounds of delay)^-a; 0 weighs all uploads alike")
+    staleness: Scalar = hyper(0.5, "a in the weight (1 + rounds of delay)^-a; 0 gives all uploads the same weight")
 
 
 def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:

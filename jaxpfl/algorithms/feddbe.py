@@ -53,7 +53,7 @@ class FedDBEHyper(AveragingHyper):
     """
 
     kappa: Scalar = hyper(5.0, "weight of |moving mean feature - global mean feature|^2 / (2 F)", paper=50.0)
-    mu: Scalar = hyper(1.0, "share of a mini-batch in the moving mean of the features", high=1.0)
+    mu: Scalar = hyper(1.0, "weight of the newest mini-batch in the moving mean of the features", high=1.0)
 
 
 class Averaged(NamedTuple):

@@ -99,7 +99,7 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
       JaxpflError: if the task has no classes, a model is unknown or has no head or no body, the models have different
         numbers of features, or the prediction rule is unknown.
     """
-    class_means.refuse_other_tasks("fedproto", "needs prototypes of classes", task)
+    class_means.refuse_other_tasks("fedproto", "averages features by class", task)
     work.refuse_mixing("fedproto")
     if predict not in PREDICTIONS:
         raise unknown_name("fedproto.predict", predict, PREDICTIONS)

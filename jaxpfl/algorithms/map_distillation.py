@@ -21,11 +21,13 @@ from jaxpfl.priors import Prior, distillation
 class MapDistillationHyper(MapHyper):
     """Hyper-parameters of `map_kd`; weight decay applies to both theta and mu."""
 
-    lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0, is_step=True, decays=True)
-    lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0, is_step=True)
+    lr_location: Scalar = hyper(
+        0.1, "learning rate of the global model; decays as lr does", high=1.0, is_step=True, decays=True
+    )
+    lr_scale: Scalar = hyper(0.05, "learning rate of psi; not decayed", high=1.0, is_step=True)
     scale_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
     scale_floor: Scalar = hyper(1.0, "least psi", positive=True, paper=0.5)
-    c: Scalar = hyper(1.0, "factor on the divergence in psi's step; 1 is the prior's own")
+    c: Scalar = hyper(1.0, "factor on the divergence in psi's step; 1 gives the prior's gradient")
 
 
 def map_kd(

@@ -66,10 +66,10 @@ class MapHyper(SgdHyper):
     weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
     lr_location: Scalar = hyper(
-        0.1, "rate of the prior's mean in a message; decays as lr does", high=1.0, is_step=True, decays=True
+        0.1, "learning rate of the prior's mean; decays as lr does", high=1.0, is_step=True, decays=True
     )
     lr_scale: Scalar = hyper(
-        0.05, "rate of the prior's scale in a gradient message; not decayed", high=1.0, is_step=True
+        0.05, "learning rate of the prior's scale, for gradient estimates; not decayed", high=1.0, is_step=True
     )
     scale_init: Scalar = hyper(0.1, "the prior's scale (a Gaussian's variance) in round 0", positive=True)
     scale_floor: Scalar = hyper(0.01, "least scale of the prior", positive=True)

@@ -44,7 +44,7 @@ class MoonHyper(AveragingHyper):
     """Hyper-parameters of MOON; the paper tries mu in {0.1, 1, 5, 10}."""
 
     mu: Scalar = hyper(1.0, "weight of the contrastive term", paper=5.0)
-    temperature: Scalar = hyper(0.5, "T, divides the cosines", positive=True)
+    temperature: Scalar = hyper(0.5, "T, temperature by which the cosine similarities are divided", positive=True)
 
 
 def moon(task: Task, work: LocalWork) -> Algorithm:

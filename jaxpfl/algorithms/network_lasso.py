@@ -79,7 +79,9 @@ class NetworkHyper(SgdHyper):
     """Hyper-parameters of the network lasso."""
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
-    rho: Scalar = hyper(1.0, "ADMM's initial penalty, eta times the paper's; affects its speed", positive=True)
+    rho: Scalar = hyper(
+        1.0, "initial penalty of ADMM, eta times the paper's; affects how fast ADMM converges", positive=True
+    )
 
 
 class NetworkState(NamedTuple):

@@ -42,7 +42,7 @@ class PerFedAvgHyper(AveragingHyper):
     """
 
     lr: Scalar = hyper(0.075, "beta, learning rate of the outer steps", positive=True, is_rate=True)
-    alpha: Scalar = hyper(0.01, "rate of the adaptation step; not decayed", is_step=True, paper=1e-3)
+    alpha: Scalar = hyper(0.01, "learning rate of the adaptation step; not decayed", is_step=True, paper=1e-3)
 
 
 def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:

@@ -30,8 +30,7 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
         if not (key and equals and value) or key in given:
             article = "an" if kind[0] in "aeiou" else "a"
             raise JaxpflError(
-                f"{article} {kind} must be NAME or NAME:argument=value,argument=value without repetition, got "
-                f"{shown(text)}"
+                f"{article} {kind} must be NAME or NAME:argument=value,..., with each argument once, got {shown(text)}"
             )
         given[key] = value
     return name, given

@@ -48,7 +48,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("noise = banded", "noise_seed = secret"): (
         "banded noise requires noise_seed = run: the state after a round contains the noise of earlier rounds"
     ),
-    ("noise = banded", "cohorts without turns"): (
+    ("noise = banded", "participation other than cyclic"): (
         "banded noise needs participation = cyclic: its bound requires as many rounds as bands from one turn of a "
         "client to the next"
     ),
@@ -81,8 +81,9 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ),
     ("unit = example", "draw"): "every batch is a Poisson draw: leave draw out",
     ("unit = example", "graph of the data"): "the graph is computed from the clients' examples: give a public one",
-    ("unit = example", "noise_seed = secret and training at the end"): (
-        "the method trains on examples once more when it is scored or exported, and the seed is gone by then"
+    ("unit = example", "noise_seed = secret and training after the last round"): (
+        "the method trains on examples again when it is scored or exported, but by then the seed has been deleted: use "
+        "noise_seed = run"
     ),
     ("pooled data", "privacy, unit = example, compress, aggregate, attack"): (
         "a method that pools the data has neither uploads nor silos: leave one out"
@@ -100,8 +101,9 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("accountant = rdp", "cohorts that a cap can cut"): (
         "rdp does not support poisson cohorts that a cap can cut: use pld"
     ),
-    ("accountant = paper", "adaptive clipping or turns, unit = example"): (
-        "accountant paper supports no adaptive clipping, no turns and no unit = example: use pld or rdp"
+    ("accountant = paper", "adaptive clipping or cyclic participation, unit = example"): (
+        "accountant = paper supports neither adaptive clipping nor cyclic participation nor unit = example: use pld or "
+        "rdp"
     ),
     ("a sweep", "plan.clients_in = disk"): "plan.clients_in = disk supports single runs only: use host or device",
     (

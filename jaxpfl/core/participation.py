@@ -96,7 +96,7 @@ def resolve_time_model(time_model: str) -> TimeModel:
         if (value := getattr(model, what)) not in range:
             raise JaxpflError(f"{name}:{what} must be {range.words}, got {value:g}")
     if model.step == 0 and math.isinf(model.up) and math.isinf(model.down):
-        raise JaxpflError(f"time_model = {time_model} takes no time: set step, up or down")
+        raise JaxpflError(f"time_model = {time_model} simulates rounds of zero seconds: set step, up or down")
     return model
 
 
@@ -295,8 +295,8 @@ def of(
             return cyclic(num_clients, math.ceil(num_clients / cohort))
         if cohort * cycle > num_clients:
             raise JaxpflError(
-                f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: a turn has "
-                f"{num_clients} / cycle clients"
+                f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: "
+                "otherwise fewer clients than the cohort have their turn in a round"
             )
         return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:

@@ -95,8 +95,8 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: ALL_STEPS means no limit; count with "
-            "jnp.minimum(work.steps, limit) or with jaxpfl.algorithms.gradients"
+            f"Gradients counted {found} gradients in a round: the limit ALL_STEPS means that there is none; "
+            "count jnp.minimum(work.steps, limit), or use jaxpfl.algorithms.gradients"
         )
     return found
 

@@ -112,7 +112,7 @@ def mechanism_for(
     rounds = [ledger for ledger in ledgers if ledger.call in ("update", "idle")]
     after = [ledger for ledger in ledgers if ledger.call == "personalize"]
     again = config.noise_seed == "secret" and any(ledger.accesses for ledger in after)
-    exclusions.check({"unit": "example", "noise_seed = secret and training at the end": again and method})
+    exclusions.check({"unit": "example", "noise_seed = secret and training after the last round": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
         """Build the function ``examples -> batches``: the largest number of batches that any of these calls draws.

@@ -69,7 +69,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
             "noise of the clients": by_clients,
             "participation": sampling.name,
             "noise": "banded" if bands > 1 else None,
-            "cohorts without turns": cycle is None,
+            "participation other than cyclic": cycle is None,
         }
     )
     if cycle is not None and bands > cycle:
@@ -369,7 +369,7 @@ class PrivacyPlan:
         accountant = accountant_named(accountant)
         if accountant == "paper":
             slope = theorem5_slope(self.noise, self.sampling, self.rounds)
-            exclusions.check({"accountant": accountant, "adaptive clipping or turns": slope is None})
+            exclusions.check({"accountant": accountant, "adaptive clipping or cyclic participation": slope is None})
             assert slope is not None
             return theorem5_epsilon(slope, delta)
         if accountant == "pld" and delta < SMALLEST_DELTA:

@@ -46,7 +46,7 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     """
     if mechanism.noise != "banded" or mechanism.coefficients is not None:
         return mechanism
-    exclusions.check({"noise": "banded", "cohorts without turns": mechanism.bands is None and cycle is None})
+    exclusions.check({"noise": "banded", "participation other than cyclic": mechanism.bands is None and cycle is None})
     bands = mechanism.bands if mechanism.bands is not None else min(cycle or 1, rounds)
     return replace(mechanism, bands=bands, coefficients=descriptions.banded_coefficients(bands, rounds))
 

@@ -78,7 +78,7 @@ def test_arguments_reach_optax(text, same):
         ("adam:nesterov=1", "adam:nesterov must be true or false, got '1'"),
         ("adam:", "an optimizer must be NAME or NAME:argument=value"),
         ("adam:b1", "an optimizer must be NAME or NAME:argument=value"),
-        ("adam:b1=0.1,b1=0.2", "without repetition, got"),
+        ("adam:b1=0.1,b1=0.2", "with each argument once, got"),
         ("adam:learning_rate=0.1", "the learning rate is not an argument of adam: set lr, or server_lr"),
     ],
 )

@@ -37,13 +37,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "quantile": {"privacy.quantile": 0.5},
     "several noise multipliers or norms": {"privacy.noise_multiplier": (1.0, 2.0), "seeds": 2},
     "steps without noise": {"method": "apfl"},
-    "noise_seed = secret and training at the end": {"method": "fedavg-ft", "privacy.noise_seed": "secret"},
+    "noise_seed = secret and training after the last round": {"method": "fedavg-ft", "privacy.noise_seed": "secret"},
     "weighting = examples": {"weighting": "examples"},
     "participation = replacement": {"participation": "with-replacement"},
     "participation = poisson": {"participation": "poisson", "cohort": 3},
     "participation = cyclic": {"participation": "cyclic", "cohort": 3},
     "participation = uniform": {"participation": "uniform", "cohort": 3},
-    "cohorts without turns": {"participation": "full", "cohort": None},
+    "participation other than cyclic": {"participation": "full", "cohort": None},
     "cohorts that a cap can cut": {"participation": "poisson", "cohort": 3, "cohort_cap": 4},
     "accountant = pld": {"privacy.epsilon": 8.0},
     "accountant = rdp": {"privacy.epsilon": 8.0, "privacy.accountant": "rdp"},
@@ -110,7 +110,7 @@ CALLS: dict[tuple[str, str], Callable[[], Any]] = {
     ("accountant = rdp", "cohorts that a cap can cut"): lambda: PrivacyPlan(
         CentralNoise(1.0), Poisson(0.5, 6, 4), 2
     ).epsilon(1e-5, "rdp"),
-    ("accountant = paper", "adaptive clipping or turns"): lambda: PrivacyPlan(
+    ("accountant = paper", "adaptive clipping or cyclic participation"): lambda: PrivacyPlan(
         CentralNoise(1.0, count_stddev=1.0), Full(), 1
     ).epsilon(1e-5, "paper"),
     ("accountant = paper", "unit = example"): lambda: silos().epsilons(1e-5, "paper"),

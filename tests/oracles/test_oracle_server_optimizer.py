@@ -205,5 +205,5 @@ def test_what_an_optimizer_cannot_serve_is_refused():
         Reduced(total | {"more": jnp.ones(2)}, jnp.ones(()), jnp.int32(1)),
         Reduced(total, dict.fromkeys(total, jnp.ones(())), jnp.int32(1)),
     ):
-        with pytest.raises(JaxpflError, match="uploads with one weight and the structure"):
+        with pytest.raises(JaxpflError, match="uploads with a single weight and the structure"):
             server.update(key, plain.hp, ctx, state, reduced)

@@ -289,7 +289,7 @@ def run_steps(
         return optimizers.record_memories(carry), zeros
     if isinstance(data, GuardedData):
         if beside is not None:
-            data.refuse("holds a value for each example")
+            data.refuse("stores a value for each example")
         guarded = data.batches(steps, own, batches_each)
 
         def private_body(t: Array, loop: tuple[PyTree, Metrics, Array]) -> tuple[PyTree, Metrics, Array]:
@@ -339,7 +339,7 @@ def run_steps(
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
     """Augment the nth batch of a step; the rows of ``beside`` do not change."""
     if beside is not None and augment.mixes:
-        raise JaxpflError("this method does not support augment = mixup: it holds a value for each example")
+        raise JaxpflError("this method does not support augment = mixup: it stores a value for each example")
     x, rows = (batch.x, None) if beside is None else batch.x
     x, y = augment(stream(key, Purpose.AUGMENTATION, nth), x, batch.y, batch.valid)
     return batch._replace(x=x if beside is None else (x, rows), y=y)

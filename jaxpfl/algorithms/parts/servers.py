@@ -226,7 +226,9 @@ def with_server_optimizer(
     ) -> tuple[Reduced, PyTree]:
         params, mean = averaged(inner.broadcast(key, hp, ctx, state).shared), reduced.mean()
         if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
-            raise JaxpflError("a server optimizer needs uploads with one weight and the structure of the broadcast")
+            raise JaxpflError(
+                "a server optimizer needs uploads with a single weight and the structure of the broadcast"
+            )
         updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
         updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)
         anybody = reduced.weight > 0
