@@ -31,13 +31,13 @@ class Audit(NamedTuple):
     Attributes:
       claim: audited privacy plan.
       accountant: accountant that computed the claimed epsilons.
-      claimed: claimed epsilon at the delta of the game with many worlds.
+      claimed: claimed epsilon at the delta of ``game``.
       game: result of the game with many runs ("worlds"), some with one canary and some without.
       claimed_one_run: claimed epsilon at the delta of the one-run game, which is the claim's delta.
       one_run: result of the one-run game, with many canaries.
-      cohorts: test results for the draws of cohorts.
-      noise: test results for the noise; a text with the reason if the noise cannot be tested.
-      draws: test results for the recorded noise draws.
+      cohorts: results of the tests of cohort sampling.
+      noise: results of the tests of the noise, or a string that says why the noise cannot be tested.
+      draws: results of the tests of the recorded noise draws.
       against: evidence against the claim, one line per item; empty if there is none.
     """
 

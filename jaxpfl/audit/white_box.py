@@ -1,13 +1,13 @@
 r"""White-box tests of whether a run's noise and cohorts are as the accountant assumes.
 
-A game uses only what an outsider sees, and needs thousands of worlds to detect that a tenth of the noise is missing.
-The tests in this module record each client's change before it is clipped, and recompute the sum without noise in
-float64. The release minus this sum must be noise of the claimed size (`jaxpfl.privacy.audit`). The tests work equally
-well on any data.
+Without access to the clients' updates, an audit needs thousands of simulated runs to detect that a tenth of the noise
+is missing (`jaxpfl.audit.games`). The tests in this module record each client's change before it is clipped, and
+recompute the sum without noise in float64. The release minus this sum must be noise of the claimed size
+(`jaxpfl.privacy.audit`). The tests work equally well on any data.
 
-If a client's computation itself includes noise, the noise cannot be separated from the sum. For such runs, the noise
-draws recorded by `jaxpfl.privacy.record` are tested instead. Each draw must have its own key, and the number and
-standard deviations of the draws must agree with the claim.
+In some runs the noise cannot be separated from the sum (`why_no_noise_check`). In every run, the noise draws recorded
+by `jaxpfl.privacy.record` are also tested. Each draw must have its own key, and the number and standard deviations of
+the draws must agree with the claim.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         Args:
             json: Print one JSON object.
             plot: PNG file for a plot of the split (describe).
-            output: Folder to create (convert). --data federation:FOLDER then reads the clients from there; they may be
-                larger than memory (--plan.clients-in disk).
-            config: TOML or YAML file with flags.
+            output: Folder to create (convert). --data federation:FOLDER then reads the data from there, which need not
+                fit in memory (--plan.clients-in disk).
+            config: TOML or YAML file with flags, or a run folder's config.json.
         """
         if (action == "fetch") != bool(name):
             raise JaxpflError("jaxpfl data fetch NAME downloads a data set; the other actions take it as --data NAME")
@@ -156,7 +156,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             method: The method.
             check: Repeat the simulation: nodes and server use its seed, and FOLDER/clients has its clients' examples.
                 For checks only, because each node could compute all random numbers.
-            config: TOML or YAML file with flags.
+            config: TOML or YAML file with flags, or a run folder's config.json.
         """
         check_given(settings, recorded)
         _deploy(folder, method, settings, check=check)

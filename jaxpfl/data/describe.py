@@ -32,8 +32,8 @@ class Summary:
       clusters: true cluster of each client, [m], or None if there are no clusters.
       labels: mean and standard deviation of each client's labels, [m, 2], if labels are real numbers or vectors;
         otherwise None.
-      tokens: split -> number of each client's tokens with a label, [m], for next-token; otherwise None.
-      client_names: names of the clients, as `Federation.client_names`.
+      tokens: split -> number of each client's tokens with a label, [m], for next-token prediction; otherwise None.
+      client_names: names of the clients, as in `Federation.client_names`.
     """
 
     client_ids: np.ndarray

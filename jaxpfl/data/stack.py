@@ -377,8 +377,8 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
         stored = converted(train, "train")
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
-        found, given = jax.tree.structure(test), jax.tree.structure(train)
-        raise JaxpflError(f"data set {name!r}: test inputs are {found}, but training inputs are {given}")
+        found, given = (jax.tree.map(np.shape, x) for x in (test, train))
+        raise JaxpflError(f"data set {name!r}: test inputs have shapes {found}, but training inputs have {given}")
     for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
         if a.shape[1:] != b.shape[1:]:
             raise JaxpflError(

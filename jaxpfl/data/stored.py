@@ -204,7 +204,10 @@ def _check_structure(x: Any) -> None:
         for own in x.values():
             _check_structure(own)
     elif not hasattr(x, "shape"):
-        raise JaxpflError(f"inputs must be arrays or dictionaries of arrays to be saved, got {type(x).__name__}")
+        raise JaxpflError(
+            "cannot save the inputs: each must be an array, or a dictionary of arrays with strings as keys, got "
+            f"{type(x).__name__}"
+        )
 
 
 def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:

@@ -485,8 +485,8 @@ def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Tas
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
     """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbours.
 
-    None if the method does not need a graph. The default space of the neighbours is "data", which compares the
-    distributions of the clients' inputs and needs no training.
+    None if the method does not need a graph. By default, nearest neighbours are found by comparing the distributions of
+    the clients' inputs (``graph="data"``), which needs no training.
 
     Args:
       spec: settings of the run.
@@ -495,16 +495,16 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
       named: name of a given graph in messages, such as the name of its file.
 
     Raises:
-      JaxpflError: if the graph has no edges, if there are fewer other clients than neighbours, or if `client_graph`
-        raises it.
+      JaxpflError: if the graph has no edges, if ``spec.neighbours`` exceeds the number of other clients, or if
+        `client_graph` raises it.
     """
     if not spec.method.graph:
         return None
     space, graph = "given", spec.graph
     if not isinstance(graph, Graph):
         space, near, others = graph or "data", spec.neighbours or NEIGHBOURS, federation.num_clients - 1
-        if near > max(others, NEIGHBOURS):  # the default is allowed for any number of clients
-            raise JaxpflError(f"neighbours must be at most {others}, the number of the other clients, got {near}")
+        if spec.neighbours is not None and near > others:  # the default is allowed for any number of clients
+            raise JaxpflError(f"neighbours must be at most {others}, the number of other clients, got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
     if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
         raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")

@@ -123,7 +123,7 @@ def mechanism_for(
 
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)
     if not releases:
-        raise JaxpflError(f"{method} takes no gradients, so privacy.unit = example has nothing to protect")
+        raise JaxpflError(f"{method} computes no gradients, so privacy.unit = example has nothing to protect")
     found = mechanism_of(
         sizes,
         batch_size=spec.batch_size,

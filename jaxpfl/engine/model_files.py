@@ -294,7 +294,7 @@ class Models:
         x = self._scaled(self._encoded(x, client_id))
         parameters = self.global_model if client_id is None else self.client(client_id)
         if parameters is None:
-            raise JaxpflError(f"{self.method} of {self._folder} has no global model: name a client")
+            raise JaxpflError(f"{self.method} in {self._folder} has no global model: pass a client's name or id")
         file = self._program_files[client_id]
         if file not in self._programs:
             path = self._checked(file)

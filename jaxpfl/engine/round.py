@@ -347,7 +347,7 @@ def _work_alone(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
-    """One client's round outside the cohort. The outcome's summed part is a pair: the `_Tally` and the `_Done`."""
+    """One client's round outside the cohort; ``Outcome.summed`` is the pair ``(_Tally, _Done)``."""
     (run_key, released), round, hp, rates = shared
     availability = availability.replace_rates(rates)
     (old, counts), (splits, client_id) = own, data

@@ -47,9 +47,9 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 class Simulation:
     """Compiled programs that train and score an algorithm on a federation.
 
-    The methods take a state and return a new one; the object itself stores only the programs and the data, which never
-    change. Any state may therefore be advanced at any time. Every state and every score has a leading axis of runs,
-    [S]. On several devices, a state may have padding rows after the last client (see `RunState`); `trim` removes them.
+    The methods take a state and return a new one. `advance` reuses the memory of the state that it receives, which
+    cannot be used again unless ``plan.donate`` is false. Every state and every score has a leading axis of runs, [S].
+    On several devices, a state may have padding rows after the last client (see `RunState`); `trim` removes them.
 
     Example::
 

@@ -1,7 +1,7 @@
 """Models as pairs of pure functions, and tasks, which add a loss and metrics to a model.
 
-Models and tasks are static: they contain functions and shapes, so compiled programs close over them. They are not
-arguments of a function under ``jax.jit``.
+Models and tasks are static: they contain functions and shapes. Close over them instead of passing them to a jitted
+function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Features of a model (the inputs of its head), found in the traced program ``Model.apply``.
 
-The program is cut where the parameters of the head (`Model.head`) are first combined with the data. Every model that
-defines a head therefore has features, for any library that made the model.
+The program is cut where the parameters of the head (`Model.head`) are first combined with the data. Models from every
+library can be cut if their head reads a single array from the body (see `halves`).
 """
 
 from __future__ import annotations

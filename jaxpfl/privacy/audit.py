@@ -229,10 +229,10 @@ def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta:
 def one_run_lower_bound(
     scores: ArrayLike, included: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> OneRunBound:
-    """Lower bound on epsilon from one run at the given confidence, for any scores.
+    """Lower bound on epsilon from a single run, which holds with probability ``confidence`` for any scores.
 
-    The auditor guesses an eighth, a quarter, half and all of the canaries, each with a quarter of the error
-    probability. The result is the best of the four bounds.
+    The bound is computed four times, with guesses for an eighth, a quarter, half and all of the canaries. Each of these
+    bounds may fail with probability ``(1 - confidence) / 4``. The largest of them is returned.
 
     Args:
       scores: scores of the canaries, [n]; a higher score suggests that the canary is included.

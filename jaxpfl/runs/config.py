@@ -452,7 +452,8 @@ def read(path: str | Path) -> ConfigFile:
     """Read a config file, or the ``config.json`` of a run folder.
 
     Raises:
-      JaxpflError: as in `read_file` and `from_mapping`, or if ``methods`` is not a list of names.
+      JaxpflError: as in `read_file` and `from_mapping`; if ``methods`` is not a list of names; or if a ``config.json``
+        has an unknown entry, or its ``config`` or ``hyper`` is not a table.
     """
     values = read_file(path)
     hyper: dict[str, Any] = {}

@@ -391,8 +391,8 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     """Read the parameters of a global model from a run folder, a folder of exported models or an .npz file.
 
     Args:
-      where: path of the folder or file; ``PATH:METHOD`` if the folder has several methods. A run folder gives the model
-        of the run's first seed. The keys of an .npz file are parameter paths.
+      where: path of the folder or file; ``PATH:METHOD`` if the folder has several methods. From a run folder, the model
+        of the first seed is read. The keys of an .npz file are parameter paths.
 
     Returns:
       The arrays, by parameter path.

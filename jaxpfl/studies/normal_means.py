@@ -285,10 +285,9 @@ def read(
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
     if len(found) != 1:
-        what = "several pairs of columns" if found else "no pair of columns"
         ways = " or ".join(",".join(pair) for pair in PAIRS.values())
         more = "" if found else "; for a file with a row for each sample, use jaxpfl estimate gaussian"
-        raise JaxpflError(f"{path}: {what} in {table.listed}: one pair is needed, {ways}{more}")
+        raise JaxpflError(f"{path} needs exactly one pair of columns, {ways}, but has {table.listed}{more}")
     kind = found[0]
     first, second = (table.find(name) for name in PAIRS[kind])
     wished = [table.find(name.strip(), "covariate") for name in covariates]

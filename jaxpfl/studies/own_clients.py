@@ -124,13 +124,15 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
     A long file has a row per sample: one column names the client, and the column ``value`` contains the sample (d
     columns for samples of d numbers). The rows of a client need not be adjacent. A wide file has a row per client, with
-    its samples in the columns ``values``. A cell that is empty, absent, or a word for missing values is a missing
-    sample. A sample of several numbers is left out if one of them is missing. Clients without any sample are left out.
+    its samples in the columns ``values``. A cell that is absent, empty, or contains a marker such as NA counts as a
+    missing sample. A sample of several numbers is left out if one of them is missing. Clients without any sample are
+    left out.
 
     Raises:
-      JaxpflError: if the file cannot be read; if the columns of clients and samples are neither given nor have default
-        names (the message says what to write); if a cell is not a finite number (the message gives the line); if a
-        client is the sum of all others; or if there are no clients.
+      JaxpflError: if the file cannot be read; if the client or sample columns are not given and no column has a default
+        name (the message says what to write); if a cell is not a finite number (the message gives the line); if a
+        client's samples are the sums of all the others' (checked if all clients have equally many samples, which are
+        not all 0 or 1); or if there are no clients.
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:

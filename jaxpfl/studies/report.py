@@ -90,7 +90,7 @@ class Curve(NamedTuple):
     Attributes:
       x, mean, stderr: x coordinates, measured means and standard errors, [points] each; empty without measurements.
       line: values known in closed form, or None.
-      at: x coordinates of the exact values; if None, the argument ``fine`` of `write_curves`.
+      at: x coordinates of ``line``; if None, the argument ``fine`` of `write_curves`.
     """
 
     x: Values

@@ -112,7 +112,8 @@ def together(do: Callable[[], T]) -> T:
     """Call ``do`` in every process, and return only if none of them fails.
 
     Raises:
-      AgreedError: if ``do`` fails in any process; with the message of the first process that failed.
+      AgreedError: if ``do`` fails in another process; the message is that of the first process that failed. A process
+        in which ``do`` itself fails raises the original error.
     """
     held: list[T] = []
     _exchange_result(lambda: held.append(do()))

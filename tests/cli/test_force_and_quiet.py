@@ -103,7 +103,7 @@ def test_a_run_is_replaced_and_says_its_result_alone(tmp_path: Path, capsys):
     loud = jaxpfl(capsys, *args, "--server-lr", "0.5")  # a rate that changes nothing is warned of
     assert (loud.status, "warning: " in loud.err) == (0, True)
     refused = jaxpfl(capsys, *args, "--rounds", "2")
-    assert (refused.status, "already holds a run: --resume continues it, --force" in refused.err) == (2, True)
+    assert (refused.status, "--resume continues it and --force replaces it" in refused.err) == (2, True)
     before = os.stat(place / "config.json").st_mtime_ns
     bad = jaxpfl(capsys, *args, "--force", "--model", "nonsense")
     assert (bad.status, os.stat(place / "config.json").st_mtime_ns) == (2, before)

@@ -137,7 +137,7 @@ def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[
 
 def test_a_folder_of_something_else_is_refused(capsys, small: Path, tmp_path: Path):
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small))
-    assert "already holds a sweep: --resume continues it" in result.err
+    assert "already holds a sweep: choose another output folder" in result.err
     (tmp_path / "x").write_text("mine")
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(tmp_path))
     assert "is not empty and holds no sweep" in result.err

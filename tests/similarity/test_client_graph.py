@@ -113,6 +113,13 @@ def test_fit_takes_a_graph():
         jaxpfl.fit("network-lasso", given, neighbours=0, **options)
 
 
+def test_fit_refuses_more_neighbours_than_other_clients():
+    clients = [(np.ones((3, 2)) * i, np.arange(3)) for i in range(3)]
+    given = jaxpfl.stack_clients(clients, test=clients)
+    with pytest.raises(JaxpflError, match="neighbours must be at most 2, the number of other clients, got 5"):
+        jaxpfl.fit("network-lasso", given, neighbours=5, model="linear")
+
+
 def test_the_file(tmp_path):
     ids, path = np.array(IDS), tmp_path / "graph.csv"
     graph = graphs.from_edges([(0, 1), (1, 4)], 6)

@@ -1,4 +1,4 @@
-"""Mutual distillation between a personal model theta and a global model mu, with scale psi: local steps and server.
+"""Local steps and server for mutual distillation between a personal model theta and a global model mu, with scale psi.
 
 The methods `adaped` and `adaped_plus` use these steps. In `adaped`, the loss terms have the paper's weights;
 `adaped_plus` has options for other weights.

@@ -264,13 +264,14 @@ def run_steps(
 
     Args:
       work: static settings of the local work.
-      key: the client's key of this round; step t gets ``fold_in(key, t)``.
+      key: the client's key for this round; step t uses ``fold_in(key, t)``.
       ctx: information about the run, including the limit on the number of steps.
       data: the client's examples.
       step: function of one step, ``(key, carry, batch) -> (carry, metrics)``.
       carry: state that each step receives from the previous step.
       metrics: names of the scalars that ``step`` returns.
-      steps: number of steps; by default tau or, if the work is in epochs, the client's own number of steps.
+      steps: number of steps; defaults to tau, or to the client's own number of steps if local work is specified in
+        epochs.
       batches_each: number of consecutive mini-batches that each step receives.
       beside: tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then the
         pair (inputs, rows of ``beside`` for the same examples).

@@ -472,7 +472,9 @@ def _read_vocabulary(file: Path) -> Vocabulary:
     content = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     words, size = content.get("vocab"), content.get("size")
     if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size < _LARGEST:
-        raise JaxpflError(f"{file}: not a LEAF vocabulary: it has no 'vocab' and 'size'")
+        raise JaxpflError(
+            f"{file} is not a LEAF vocabulary: it needs a dictionary 'vocab' and a positive integer 'size'"
+        )
     table = {_text(word): token for word, token in words.items()}
     if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):
         raise JaxpflError(f"{file}: its tokens must be integers from 0 to {size - 1}")

@@ -1,8 +1,8 @@
 """Features of a table: the columns that become features, and the values that replace missing ones.
 
-A column of numbers is a feature. A column of text becomes a 0/1 feature for each distinct text (level). A column with
-missing values has one more feature, which is 1 where the value is missing. `TableColumns` records these choices, so
-that new rows get the same features.
+A column of numbers is one feature, and so is a column of dates (days since 1970). A column of strings becomes one 0/1
+feature per distinct string (level). A column with missing values has one more feature, which is 1 where the value is
+missing. `TableColumns` records these choices, so that new rows get the same features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Column(NamedTuple):
       name: name of the column.
       kind: "numeric" for one feature; "categorical" for a 0/1 feature per level; or "date" for one feature, the number
         of days since 1970.
-      levels: distinct texts of a categorical column, in the order of their features.
+      levels: distinct strings of a categorical column, in the order of their features.
       gaps: whether values may be missing. If true, the column's last feature is 1 where the value is missing.
       fill: number or level that replaces missing values; None if ``gaps`` is false.
       date_format: format of a column's dates, as in `pandas.to_datetime`.

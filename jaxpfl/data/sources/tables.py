@@ -231,7 +231,9 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     for name in targets:
         numbers = numbers_in(table, name)
         if numbers is None:
-            raise JaxpflError(f"{table.path}: several label columns must hold numbers, but {shown(name)} holds text")
+            raise JaxpflError(
+                f"{table.path}: with several label columns, each must be numeric, but {shown(name)} contains text"
+            )
         columns.append(numbers)
     y = np.stack(columns, axis=1)
     marks = (y == 0) | (y == 1)

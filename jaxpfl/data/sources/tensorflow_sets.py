@@ -5,8 +5,8 @@ TensorFlow, prepares a set in a format with random access::
 
     tfds build NAME --file_format=array_record --data_dir=DIR
 
-DIR is the data directory, or TFDS's own directory (``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``). See
-https://www.tensorflow.org/datasets/tfless_tfds.
+DIR is jaxpfl's data directory (``--data-dir`` or ``$JAXPFL_DATA_DIR``), or TFDS's own directory
+(``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``). See https://www.tensorflow.org/datasets/tfless_tfds.
 """
 
 from __future__ import annotations

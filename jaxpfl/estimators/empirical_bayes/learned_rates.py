@@ -59,8 +59,8 @@ _TERMS = 4096  # values summed together, which bounds the memory
 class Intervals(NamedTuple):
     """Endpoints of the intervals, and posterior standard deviations, [m] each.
 
-    Without any events, the posterior has nearly all its mass near zero, and a long tail. The posterior standard
-    deviation may then exceed the interval's upper endpoint.
+    If no client has any events (ones), the posteriors have nearly all their mass near zero, and long tails. The
+    posterior standard deviations may then exceed the upper endpoints.
     """
 
     low: np.ndarray

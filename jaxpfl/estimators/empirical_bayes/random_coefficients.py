@@ -2,14 +2,14 @@ r"""Linear regression in which the clients' coefficients have a joint Gaussian d
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
 
-A client sends a `Message` with :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and its number n_i
-of examples, which may be smaller than the number of coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i
-L / \sigma^2` and :math:`g_i = b_i - A_i \mu`, the posterior of the client's coefficients has mean and covariance
+A client sends a `Message` with :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and its number of
+examples, n_i, which may be smaller than the number of coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T
+A_i L / \sigma^2` and :math:`g_i = b_i - A_i \mu`, the posterior of the client's coefficients has mean and covariance
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
-`em` fits mu, Sigma and sigma^2 by the clients' marginal likelihood. A step first updates mu by generalised least
-squares, given the current Sigma and sigma^2, and then
+`em` fits mu, Sigma and sigma^2 by maximising the clients' marginal likelihood. A step first updates mu by generalised
+least squares, given the current Sigma and sigma^2, and then
 
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}

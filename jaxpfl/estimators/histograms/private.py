@@ -377,8 +377,9 @@ def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
-    """Find the noise multiplier of each release for which all ``releases`` together are (eps, delta)-DP by PLD
-    accounting.
+    """Find the smallest noise multiplier for which all ``releases`` releases together are (eps, delta)-DP.
+
+    The privacy loss is computed by PLD accounting.
 
     Raises:
       JaxpflError: as in `calibrate`.

@@ -277,22 +277,22 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
-    """Return the number of rounds that use a budget of rounds x local_steps gradients per client.
+    """Return the number of rounds after which a client has computed its budget of gradients.
 
-    The number is rounded down, and at least one. A client's mean number of gradients then differs from the budget by
-    less than the gradients of one round, for any kind of participation. If clients also train in rounds outside the
-    cohort (``idle``), the gradients of the expected number of such rounds between two participations are included.
+    The budget is the number of gradients that the client computes in all rounds with a method that takes one gradient
+    per local step. The number of rounds is rounded down, but is at least one. For methods that also train outside the
+    cohort (``idle``), the gradients that a client is expected to compute between two participations are included.
 
     Args:
-      config: config of the run, not resolved.
+      config: the run's config, before `resolve`.
       method: name of the method.
       among: names of all methods that run with the config.
       share: fraction of the clients that are in a cohort; cohort / clients by default.
 
     Raises:
       JaxpflError: if the method does not count its gradients or draws their number at random, if it trains outside the
-        cohort and the number of clients is unknown, or if ``local_epochs`` is set and its gradients are not
-        proportional to its local steps.
+        cohort and the number of clients or the cohort is unknown, or if ``local_epochs`` is set and its gradients are
+        not proportional to its local steps.
     """
     full = resolve(config)
     assert full.rounds is not None
@@ -300,9 +300,9 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 
 
 def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
-    """Return the expected number of gradients that a client takes per participation.
+    """Return the expected number of gradients that a client computes per participation.
 
-    This includes the gradients that the client takes outside the cohort between two participations.
+    This includes the gradients that the client computes outside the cohort before its next participation.
 
     Args:
       config, method, among, share: same as in `rounds_of`.

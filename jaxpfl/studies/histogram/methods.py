@@ -203,8 +203,8 @@ class Prepared(NamedTuple):
 
     Attributes:
       clients: users whose counts the methods use.
-      validation: users on which lambda and alpha are tuned.
-      unseen: users whose counts no method uses for the centers; scored separately.
+      validation: users on which the amount of fine-tuning is tuned (`rows_of`).
+      unseen: users held out from training, so that no cluster center depends on them; scored separately.
       vocabulary: the tokens, [d].
       names: the clients' names, [clients].
       population: mixture from which synthetic users are drawn; None for real users.
