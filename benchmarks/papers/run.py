@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpfl import __version__
-from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.control import Reporter
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 
@@ -150,11 +150,11 @@ class _Watching(Reporter):
     def __init__(self, reporter: Reporter, measuring: Callable[[], None]) -> None:
         self._reporter, self._measuring = reporter, measuring
 
-    def start(self, group: str, runs: int, rounds: int) -> None:
+    def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
         self._measuring()
-        self._reporter.start(group, runs, rounds)
+        self._reporter.start(name, runs, rounds, done)
 
-    def progress(self, rounds: int, loss: float) -> None:
+    def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
         self._reporter.progress(rounds, loss)
 
     def finish(self, runs: int) -> None:

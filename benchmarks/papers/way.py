@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxpfl.runs.sweep.execute import Data, Reporter
+from jaxpfl.runs.control import Reporter
+from jaxpfl.runs.sweep.execute import Data
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from jaxpfl.core.types import Federation
 from jaxpfl.data import Split
 from jaxpfl.data.sources.base import pooled
 from jaxpfl.runs.config import RunConfig, from_mapping
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import FAILED, Journal, Record, Value
 from jaxpfl.runs.sweep.definition import rounds_of
-from jaxpfl.runs.sweep.execute import Data, Last, Reporter, run_group
+from jaxpfl.runs.sweep.execute import Data, Last, run_group
 from jaxpfl.runs.sweep.plan import Group, Run
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 

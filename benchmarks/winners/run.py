@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import __version__, algorithms
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Journal, Record
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 

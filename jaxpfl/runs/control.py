@@ -78,6 +78,22 @@ class Interrupt(ExitStack):
         return True
 
 
+class Reporter:
+    """Object whose methods are called with the progress of a run or a sweep. The methods of this class do nothing."""
+
+    def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
+        """Called when runs begin, or continue after ``done`` rounds; ``name`` is the method's, or a group's."""
+
+    def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
+        """Called when ``rounds`` rounds are done; ``score`` is the last evaluation's, None before the first."""
+
+    def finish(self, runs: int) -> None:
+        """Called when a sweep has recorded runs."""
+
+    def say(self, text: str) -> None:
+        """Called with a message for the user."""
+
+
 _SECONDS_PER_CALL = 1.0
 
 
@@ -109,19 +125,19 @@ class Patience:
     """Early stopping of one method: its validation scores so far, and whether its patience has run out.
 
     Args:
-      experiment: experiment of the run.
+      experiment: experiment of the run, whose config has a patience.
       name: name of the method.
       records: records of the run up to round ``done``.
       done: round from which the run continues.
 
     Raises:
-      JaxpflError: if the run has a patience and the record of an earlier evaluation is lost.
+      JaxpflError: if the record of an earlier evaluation is lost.
     """
 
     def __init__(self, experiment: Experiment, name: str, records: files.Records, done: int):
         config, self._headline = experiment.config, experiment.headline
-        self._patience, self._scores = config.patience, []
-        if self._patience is None or done == require(config.rounds):
+        self._patience, self._scores = require(config.patience), []
+        if done == require(config.rounds):
             return
         key = self._headline.validation
 
@@ -140,13 +156,12 @@ class Patience:
 
     def add(self, record: dict[str, Any]) -> None:
         """Add the record of an evaluation."""
-        if self._patience is not None:
-            self._scores.append(np.asarray(record[self._headline.validation], float))
+        self._scores.append(np.asarray(record[self._headline.validation], float))
 
     @property
     def over(self) -> bool:
         """True once the patience of every seed has run out."""
-        if self._patience is None or not self._scores:
+        if not self._scores:
             return False
         return bool(chosen(np.stack(self._scores), self._patience, lower=self._headline.lower).over.all())
 

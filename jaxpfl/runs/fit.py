@@ -138,7 +138,7 @@ def _fit_in_folder(
     from jaxpfl.data import Source, save_federation
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.config import resolve
-    from jaxpfl.runs.control import Interrupted
+    from jaxpfl.runs.control import Interrupted, Reporter
     from jaxpfl.runs.run import open_folder, run_methods
     from jaxpfl.runs.setup import prepare
 
@@ -166,7 +166,7 @@ def _fit_in_folder(
             assembled = experiment.runs[spec.method.name]
             released = assembled.released(len(spec.seeds))
             open_folder(folder, experiment, resume=False)
-            run_methods(experiment, folder, _Silent(), observe=observe)
+            run_methods(experiment, folder, Reporter(), observe=observe)
         except Interrupted as stop:
             resumed = f"jaxpfl run --config {folder / 'config.json'} --output {folder} --resume continues"
             error = KeyboardInterrupt(f"{stop}; {resumed}") if stop.status == 130 else SystemExit(stop.status)
@@ -175,15 +175,6 @@ def _fit_in_folder(
             run_folder.discard_unstarted(folder)
             raise
     return result(assembled, released, *last[0], evaluated)
-
-
-class _Silent:
-    """Reporter that prints nothing."""
-
-    def start(self, method: str, done: int, rounds: int) -> None: ...
-    def progress(self, round: int, loss: float, score: float | None) -> None: ...
-    def finish(self, method: str) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, folder: Path) -> RunConfig:

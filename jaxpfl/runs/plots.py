@@ -5,13 +5,12 @@ training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxpfl.engine.scores import ACCURACY, Headline, client_means, fraction_hurt
-from jaxpfl.support.console import INK, entitle, literal, new_axes, save, shades
+from jaxpfl.support.console import INK, entitle, literal, new_axes, shades
 from jaxpfl.support.errors import label
 
 Records: TypeAlias = list[dict[str, Any]]
@@ -25,14 +24,6 @@ _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highe
 LOCAL = "local"
 _MOST_BESIDE = 6
 """Largest number of methods for which the legend is inside the axes and the names below the axes are horizontal."""
-
-
-def write_plots(
-    folder: Path, records: Records, arrays: Arrays, headline: Headline = ACCURACY, who: Clients | None = None
-) -> list[Path]:
-    """Write the `figures` as PNG files into a folder, and return the files' paths."""
-    folder.mkdir(exist_ok=True)
-    return [save(figure, folder, name) for name, figure in figures(records, arrays, headline, who).items()]
 
 
 def figures(
@@ -51,7 +42,10 @@ def figures(
     """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     recorded = {name for record in records for name in record}
-    clients, unseen = (_named(arrays, f"{which}after_{headline.name}") for which in ("", "unseen_"))
+    clients, unseen = (
+        {method: own[name] for method, own in arrays.items() if name in own}
+        for name in (f"after_{headline.name}", f"unseen_after_{headline.name}")
+    )
     names, newcomers = ((who or {}).get(f"{which}client_names") for which in ("", "unseen_"))
     drawn = {
         headline.name: _scores(records, colors, headline),
@@ -184,15 +178,8 @@ def _scores(records: Records, colors: dict[str, str], headline: Headline = ACCUR
     return figure
 
 
-def _named(arrays: Arrays, name: str) -> dict[str, np.ndarray]:
-    """Return the array called ``name`` of every method that has one."""
-    return {method: own[name] for method, own in arrays.items() if name in own}
-
-
-def _name_worst(axes: Any, x: np.ndarray, y: np.ndarray, names: np.ndarray | None, *, lower: bool = False) -> None:
+def _name_worst(axes: Any, x: np.ndarray, y: np.ndarray, names: np.ndarray, *, lower: bool = False) -> None:
     """Write the names of the three clients with the worst values beside their dots, unless they would overlap."""
-    if names is None:
-        return
     worst = np.argsort(-y if lower else y, kind="stable")[:3]
     beside = {"textcoords": "offset points", "xytext": (4, -1), "va": "top"}
     for rank, i in enumerate(worst):
@@ -218,7 +205,8 @@ def _clients(
             continue
         dots = place + jitter.uniform(-0.22, 0.22, len(client))
         axes.scatter(dots, client, s=16, color=colors[method], alpha=0.45, linewidths=0)
-        _name_worst(axes, dots, client, None if names is None else names[shown], lower=headline.lower)
+        if names is not None:
+            _name_worst(axes, dots, client, names[shown], lower=headline.lower)
         low, high = np.quantile(client, [0.25, 0.75])
         axes.vlines(place, low, high, color=INK, linewidth=2)
         axes.hlines(client.mean(), place - 0.3, place + 0.3, color=INK, linewidth=2)
@@ -315,7 +303,8 @@ def gains(arrays: Arrays, headline: Headline, names: np.ndarray | None = None) -
         hurt = 100 * fraction_hurt(scores, local, lower=headline.lower)
         at = 100 * (np.arange(len(client)) + 0.5) / len(client)
         axes.plot(at, client, color=colors[method], linewidth=2, label=f"{method}: {hurt:.0f} % worse off")
-        _name_worst(axes, at, client, None if names is None else names[order])
+        if names is not None:
+            _name_worst(axes, at, client, names[order])
     if not axes.lines:
         return None
     axes.axhline(0, color=INK, linewidth=1)

@@ -21,8 +21,10 @@ from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.setup import Experiment, Protection, require
+from jaxpfl.runs.plots import figures
+from jaxpfl.runs.setup import Experiment, Protection, protection_of, require
 from jaxpfl.support import files, processes
+from jaxpfl.support.console import save
 from jaxpfl.support.errors import JaxpflError, warn
 
 CLIENTS, _WHO = "clients.npz", ("client_ids", "client_names")
@@ -63,7 +65,7 @@ def write_method(
       scores: clients' scores, as model -> metric -> [S, m].
       times: seconds of execution without compilation, and seconds of compilation since the run was last started.
     """
-    counts = simulation.counts(state)
+    config, counts = experiment.config, simulation.counts(state)
     _, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
     for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
@@ -73,67 +75,49 @@ def write_method(
     gradients = simulation.gradients(state)
     if gradients is not None:
         arrays |= {"gradients": gradients.training, "personalization_gradients": gradients.personalization}
-    protection, found = experiment.protection(name), simulation.clusters(state)
+    run, found = experiment.runs[name], simulation.clusters(state)
+    protection = None if run.mechanism is None else protection_of(run, experiment.caveats)
     if found is not None:
         arrays["cluster"] = found
-    runs = counts.steps.shape[0]
+    seeds = counts.steps.shape[0]
     stored = files.jsonable(
         {
-            "rounds": experiment.config.rounds,
-            **stopped_after(state, experiment.config),
+            "rounds": config.rounds,
             "seconds": times[0],
             "compile_seconds": times[1],
             "privacy": None if protection is None else _privacy(protection, simulation),
             # Counts are averaged over seeds, because they differ between seeds if the size of a cohort is random.
-            **upload_sizes(simulation, counts, str(experiment.config.compress)),
-            "bytes_down": down * int(counts.participations.sum()) // runs,
-            "client_steps": int(counts.steps.sum()) // runs,
+            **upload_sizes(simulation, counts, str(config.compress)),
+            "bytes_down": down * int(counts.participations.sum()) // seeds,
+            "client_steps": int(counts.steps.sum()) // seeds,
             "gradients": _gradients(arrays),
             "unseen_rounds": None
             if experiment.unseen is None
-            else {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)},
+            else {"adapted": config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)},
             "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
             "rand_index": None if found is None else rand_index(experiment, found),
-            **_attackers(experiment, name, simulation),
-            "lost_uploads": int(counts.dropped.sum()) // runs,
-            "idle_rounds": int(counts.idle_rounds.sum()) // runs,
+            "lost_uploads": int(counts.dropped.sum()) // seeds,
+            "idle_rounds": int(counts.idle_rounds.sum()) // seeds,
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         }
     )
-    processes.on_first(lambda: _store(folder / "methods" / f"{name}.npz", arrays, stored))
-
-
-def stopped_after(state: RunState, config: RunConfig) -> dict[str, int | None]:
-    """Return the entry ``stopped_after`` of a method's results: the round after which patience ended the run early.
-
-    The value is None if the run was not ended early; the entry is missing if the run has no ``patience``.
-    """
-    if config.patience is None:
-        return {}
-    done = int(np.ravel(np.asarray(state.round))[0])
-    return {"stopped_after": done if done < require(config.rounds) else None}
-
-
-def _attackers(experiment: Experiment, name: str, simulation: Simulation) -> dict[str, Any]:
-    """Return the results' entries about robustness: the robust aggregation, the attack and the attackers' client ids.
-
-    Entries that do not apply to the run are missing.
-    """
-    spec = experiment.runs[name].spec
-    told: dict[str, Any] = {}
-    if spec.is_robust and spec.method.uploads:
-        told["aggregate"] = spec.aggregate
+    if config.patience is not None:
+        done = int(np.ravel(np.asarray(state.round))[0])
+        stored["stopped_after"] = done if done < require(config.rounds) else None
+    if run.spec.is_robust and run.spec.method.uploads:
+        stored["aggregate"] = run.spec.aggregate
     if simulation.attackers is not None:
         ids = np.asarray(experiment.federation.client_ids)[simulation.attackers]
-        told |= {"attack": spec.attack, "attackers": ids.tolist()}
-    return told
+        stored |= {"attack": run.spec.attack, "attackers": ids.tolist()}
 
+    def store() -> None:
+        path = folder / "methods" / f"{name}.npz"
+        with files.whole(path, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        stored[_ARRAYS] = hashlib.sha256(files.contents(path)).hexdigest()
+        files.write_checksummed(path.with_suffix(".json"), stored)
 
-def _store(path: Path, arrays: dict[str, np.ndarray], stored: dict[str, Any]) -> None:
-    with files.whole(path, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-    stored[_ARRAYS] = hashlib.sha256(files.contents(path)).hexdigest()
-    files.write_checksummed(path.with_suffix(".json"), stored)
+    processes.on_first(store)
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
@@ -233,9 +217,8 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / CLIENTS, "wb") as file:
         np.savez(file, allow_pickle=False, **who, **flat)
-    from jaxpfl.runs.plots import write_plots
-
-    write_plots(folder / "plots", records, arrays, headline, who)
+    for name, figure in figures(records, arrays, headline, who).items():
+        save(figure, folder / "plots", name)
     result = {
         "methods": methods,
         "rounds": config.rounds,

@@ -20,12 +20,11 @@ A run folder contains:
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -37,23 +36,13 @@ from jaxpfl.engine.fit import Evaluated
 from jaxpfl.runs import results, run_folder, stored_code
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
-from jaxpfl.runs.control import Ahead, CompileClock, Interrupt, Interrupted, Pace, Patience
+from jaxpfl.runs.control import Ahead, CompileClock, Interrupt, Interrupted, Pace, Patience, Reporter
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, has_checksum, require, write_graph
 from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.tracking import Tracker, end_trackers
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, UnwritableError, warn, writing
-
-
-class Reporter(Protocol):
-    """Object whose methods are called with a run's progress."""
-
-    def start(self, method: str, done: int, rounds: int) -> None: ...
-    def progress(self, round: int, loss: float, score: float | None) -> None: ...
-    def finish(self, method: str) -> None: ...
-    def say(self, text: str) -> None: ...
-
 
 Observer: TypeAlias = Callable[[Simulation, RunState, Evaluated], None]
 
@@ -84,7 +73,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
     allowed = []
     methods, config = experiment.methods, experiment.config
-    texts, sources = stored_code.texts_of(config, methods), stored_code.sources_of(methods)
+    texts = stored_code.texts_of(config, methods)
+    sources = stored_code.sources_of(methods) if texts else {}
     new = {
         "methods": list(methods),
         "config": to_json(config),
@@ -132,7 +122,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        stored_code.write(folder, texts)
+        if texts:
+            stored_code.write(folder, texts)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:
@@ -155,7 +146,7 @@ def run_methods(
       experiment: experiment to run.
       folder: run folder, opened by `open_folder`.
       reporter: object whose methods are called with the run's progress.
-      trackers: objects that receive every record, such as TensorBoard's.
+      trackers: objects that receive every record, such as TensorBoard's; none in processes other than the first.
       traced: whether to write a profiler trace to ``profile/METHOD``. The second call of each method's program is
         traced, because the first includes compilation.
       observe: function that is called after every evaluation.
@@ -167,28 +158,41 @@ def run_methods(
       Interrupted: after Ctrl-C or SIGTERM. Finished rounds are saved, and calling the function again continues the run.
     """
     rounds = experiment.config.rounds
-    tuning = processes.on_first(lambda: read_record(folder / "config.json")["config"]["plan"]["tuning"])
-    experiment = experiment.with_tuning(tuning)
+    tuning = processes.on_first(lambda: files.read_json(folder / "config.json")["config"]["plan"]["tuning"])
+    if tuning != experiment.config.plan.tuning:
+        experiment = experiment.with_tuning(tuning)
     done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
-    # Nothing is compiled ahead if there are several processes, which must compile in the same order, or if the run is
-    # traced, because a method's trace must not show the compilation of other methods.
     left = tuple(name for name in experiment.methods if name not in kept)
-    several = processes.several()
-    ahead = Ahead(experiment, () if several or traced else left, left[-1] if several and left else None)
-    if several:  # `ahead` moves the examples to the devices; another reference would keep them in host memory
-        experiment = experiment.described()
     try:
-        with Interrupt() as interrupt, ahead, CompileClock() as clock:
+        with Interrupt() as interrupt, ExitStack() as stack, CompileClock() as clock:
+            simulation_of = experiment.simulation
+            # Nothing is compiled ahead if there are several processes, which must compile in the same order, or if the
+            # run is traced, because a method's trace must not show the compilation of other methods.
+            if processes.several():
+                simulation_of = stack.enter_context(Ahead(experiment, (), left[-1] if left else None)).simulation
+                # `Ahead` moves the examples to the devices; another reference would keep them in host memory.
+                experiment = experiment.described()
+            elif len(left) > 1 and not traced:
+                simulation_of = stack.enter_context(Ahead(experiment, left)).simulation
             for name in experiment.methods:
                 interrupt.saves = False
                 if name in kept:
                     reporter.say(f"{name}: already finished")
                 else:
                     try:
-                        with end_trackers(trackers):
+                        with end_trackers(trackers) if trackers else nullcontext():
                             _run_method(
-                                experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced, observe
+                                experiment,
+                                simulation_of,
+                                name,
+                                folder,
+                                reporter,
+                                interrupt,
+                                clock,
+                                trackers,
+                                traced,
+                                observe,
                             )
                     except JaxpflError:
                         if processes.is_first():
@@ -202,7 +206,7 @@ def run_methods(
 
 def _run_method(
     experiment: Experiment,
-    ahead: Ahead,
+    simulation_of: Callable[[str], Simulation],
     name: str,
     folder: Path,
     reporter: Reporter,
@@ -215,7 +219,7 @@ def _run_method(
     config, compiled_before = experiment.config, clock.seconds
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
-    simulation = ahead.simulation(name)
+    simulation = simulation_of(name)
     checkpoints = Checkpoints(folder / "checkpoints" / name) if processes.is_first() else None
     rounds_kept = [] if checkpoints is None else checkpoints.rounds()
     processes.on_first(lambda: simulation.keep_clients_in(folder / "clients" / name, rounds_kept))
@@ -223,9 +227,10 @@ def _run_method(
     state, seconds = restore(checkpoints, simulation, first, rounds, reporter.say)
     done = int(state.round[0])
     processes.on_first(lambda: records.keep(lambda record: record["method"] != name or _stands(record, done, config)))
-    patience = Patience(experiment, name, records, done)
+    patience = None if config.patience is None else Patience(experiment, name, records, done)
+    over = patience is not None and patience.over
     secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
-    if secret and done < rounds and not patience.over:
+    if secret and done < rounds and not over:
         if noise_keys.is_gone(state):
             raise JaxpflError(_refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
@@ -233,14 +238,13 @@ def _run_method(
 
     def write(new: list[dict[str, Any]]) -> None:
         processes.on_first(lambda: records.append(new))
-        if processes.is_first():
-            for tracker, record in itertools.product(trackers, new):
+        for tracker in trackers:
+            for record in new:
                 tracker.add(record)
 
-    if processes.is_first():
-        for tracker in trackers:
-            tracker.begin(name, done)
-    reporter.start(name, done, rounds)
+    for tracker in trackers:
+        tracker.begin(name, done)
+    reporter.start(name, 1, rounds, done)
     started = time.perf_counter() - clock.seconds - seconds
 
     def spent() -> float:
@@ -251,7 +255,7 @@ def _run_method(
     calls, loss, score, scores = 0, float("nan"), None, None
     histories: list[dict[str, np.ndarray]] = []
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
-        if patience.over:
+        if over:
             break
         while done < stop and not interrupt.stop_signal():
             profiler = _trace(folder / "profile" / name) if traced and calls == 1 else nullcontext()
@@ -273,18 +277,20 @@ def _run_method(
                 histories.clear()
             sent = {} if uplink is None else {"bits_up": uplink.bits}
             write([record | sent | {"seconds": spent()}])
-            patience.add(record)
+            if patience is not None:
+                patience.add(record)
+                over = patience.over
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
         asked = interrupt.stop_signal()  # a signal after this line is noticed at the next stop
-        ended = done == rounds or patience.over
+        ended = done == rounds or over
         if asked or done % config.checkpoint_every == 0 or ended:
             kept = noise_keys.without_key(state) if secret and ended else state
             save(checkpoints, done, simulation, kept, spent())
         interrupt.saves = not ended
         if asked:
             break
-    if secret and checkpoints is not None and (done == rounds or patience.over):
+    if secret and checkpoints is not None and (done == rounds or over):
         checkpoints.keep_only(done)
     if asked := interrupt.stop_signal():
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
@@ -297,7 +303,6 @@ def _run_method(
         scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
     times = spent(), clock.seconds - compiled_before
     results.write_method(folder, name, experiment, simulation, state, scores, times)
-    reporter.finish(name)
 
 
 @contextmanager

@@ -143,10 +143,6 @@ class Experiment(NamedTuple):
             hyper[NOISE_MULTIPLIER] = float(np.asarray(run.mechanism.noise_multiplier))
         return hyper
 
-    def protection(self, name: str) -> Protection | None:
-        """Return the mechanism and guarantee of one method's privacy; None if the method is not private."""
-        return protection_of(self.runs[name], self.caveats)
-
     def fingerprint(self) -> dict[str, Any]:
         """Return the values, in addition to the config, that determine the results.
 
@@ -409,20 +405,19 @@ class Protection(NamedTuple):
     statement: Statement | None
 
 
-def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """Return the mechanism and guarantee of a method's privacy; None if the method is not private.
+def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection:
+    """Return the mechanism and guarantee of a private method.
 
     Either the uploads are private (user level), or the examples of the silos are private.
 
     Args:
-      run: run with a single noise multiplier.
+      run: run of a private method, with a single noise multiplier.
       caveats: limitations of the privacy claim.
 
     Raises:
       JaxpflError: if no accountant supports the run.
     """
-    if run.mechanism is None:
-        return None
+    assert run.mechanism is not None
     released, asked = run.released(1), run.spec.privacy  # all seeds have the same privacy plan
     assert released is not None
     plan = released[0]

@@ -23,8 +23,8 @@ from jaxpfl.data.stack import listed
 from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.setup import Experiment, require
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.console import format_seconds, new_table
 from jaxpfl.support.errors import label
 
@@ -54,27 +54,25 @@ class _Bars:
         self._progress.console.print(text, highlight=False, soft_wrap=True)
 
 
-class Terminal(_Bars):
-    """`Reporter` of a run that draws a progress bar for each method."""
+class Terminal(_Bars, Reporter):
+    """Reporter of a run that draws a progress bar for each method."""
 
     def __init__(self, console: Console, headline: Headline = ACCURACY):
         self._headline = headline
         scores = TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}")
         super().__init__(console, TextColumn("[bold]{task.description:>12}"), scores)
 
-    def start(self, method: str, done: int, rounds: int) -> None:
+    def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
+        del runs
         fields: dict[str, Any] = {"loss": "   -  ", "metric": self._headline.words, "score": "   -  "}
-        self._task = self._progress.add_task(method, total=rounds, completed=done, **fields)
+        self._task = self._progress.add_task(name, total=rounds, completed=done, **fields)
         self._progress.refresh()
 
-    def progress(self, round: int, loss: float, score: float | None) -> None:
+    def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
         shown = "   -  "
         if score is not None:
             shown = f"{100 * score:5.2f}%" if self._headline.percent else f"{score:6.4g}"
-        self._progress.update(self._task, completed=round, loss=f"{loss:6.3f}", score=shown)
-
-    def finish(self, method: str) -> None:
-        self._progress.refresh()
+        self._progress.update(self._task, completed=rounds, loss=f"{loss:6.3f}", score=shown)
 
 
 class SweepTerminal(_Bars, Reporter):
@@ -91,11 +89,11 @@ class SweepTerminal(_Bars, Reporter):
         self._task = self._progress.add_task("", total=runs, completed=done)
         self._done, self._chunk, self._rounds, self._group = done, 0, 1, ""
 
-    def start(self, group: str, runs: int, rounds: int) -> None:
-        self._chunk, self._rounds, self._group = runs, rounds, group
-        self._progress.update(self._task, description=f"{group}: {runs} at once")
+    def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
+        self._chunk, self._rounds, self._group = runs, rounds, name
+        self._progress.update(self._task, description=f"{name}: {runs} at once")
 
-    def progress(self, rounds: int, loss: float) -> None:
+    def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
         about = self._done + self._chunk * rounds / self._rounds
         words = f"{self._group}: {self._chunk} at once, round {rounds}, loss {loss:.3f}"
         self._progress.update(self._task, completed=about, description=words)

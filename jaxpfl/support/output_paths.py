@@ -22,26 +22,18 @@ def partial(path: Path) -> Iterator[Path]:
       FileNotFoundError: if the parent folder was moved, removed or replaced during the block. A new folder of the same
         name would lack the files written earlier.
     """
-    with _same(path.parent) as check, scratch(path) as place:
-        yield place
-        check()
-        os.replace(place, path)
-        _sync(path.parent)
-
-
-@contextmanager
-def _same(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that raises an error if ``folder`` has been replaced by another folder since the call."""
-    descriptor = None
+    folder, descriptor = path.parent, None
     with suppress(OSError):  # the folder does not exist yet, or the system cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its inode number
-
-    def check() -> None:
-        if descriptor is not None and not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise FileNotFoundError(errno.ENOENT, "its folder was moved or removed meanwhile", str(folder))
-
     try:
-        yield check
+        with scratch(path) as place:
+            yield place
+            if descriptor is not None and not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                raise FileNotFoundError(errno.ENOENT, "its folder was moved or removed meanwhile", str(folder))
+            os.replace(place, path)
+            with suppress(OSError):  # some file systems cannot flush the entries of a folder to the disk
+                descriptor = os.open(folder, os.O_RDONLY) if descriptor is None else descriptor
+                os.fsync(descriptor)
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -98,16 +90,6 @@ def _remove(place: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
         else:
             place.unlink()
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder's entries to disk where the file system supports it."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def index() -> int:
 
 def is_first() -> bool:
     """Return True for the process that prints and writes files."""
-    return index() == 0
+    return not several() or jax.process_index() == 0
 
 
 def secure(token: str) -> None:
@@ -115,6 +115,8 @@ def together(do: Callable[[], T]) -> T:
       AgreedError: if ``do`` fails in another process; the message is that of the first process that failed. A process
         in which ``do`` itself fails raises the original error.
     """
+    if not several():
+        return do()
     held: list[T] = []
     _exchange_result(lambda: held.append(do()))
     return held[0]

@@ -44,7 +44,7 @@ def finished(original: Path, tmp_path: Path, capsys) -> tuple[Path, dict]:
 @pytest.fixture
 def undrawn(finished, monkeypatch) -> tuple[Path, dict]:
     """The same, for a test of numbers: its runs draw no plots."""
-    monkeypatch.setattr("jaxpfl.runs.plots.write_plots", lambda *arguments: [])
+    monkeypatch.setattr("jaxpfl.runs.results.figures", lambda *arguments: {})
     return finished
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jaxpfl.runs import export
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 
@@ -19,20 +20,11 @@ SETTINGS = {
 }
 
 
-class Silent:
-    """A reporter that reports nothing."""
-
-    def start(self, method: str, done: int, rounds: int) -> None: ...
-    def progress(self, round: int, loss: float, score: float | None) -> None: ...
-    def finish(self, method: str) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
 def run(folder: Path, methods: tuple[str, ...], **changes) -> Path:
     """Run the methods into the folder."""
     config = resolve(RunConfig(**SETTINGS | changes))
     initial = None if config.warm_start is None else export.read_parameters(config.warm_start)
     experiment = prepare(config, methods, initial=initial)
     open_folder(folder, experiment, resume=False)
-    run_methods(experiment, folder, Silent())
+    run_methods(experiment, folder, Reporter())
     return folder

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from finished_run import SETTINGS, Silent, run
+from finished_run import SETTINGS, run
 
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.engine import build, compiled, execution_plan
@@ -17,7 +17,7 @@ from jaxpfl.engine.compiled import key_of
 from jaxpfl.engine.execution_plan import tuning_of
 from jaxpfl.runs import control, setup
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.control import CompileClock
+from jaxpfl.runs.control import CompileClock, Reporter
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 from jaxpfl.runs.stored_run import last_state, open_run
@@ -36,14 +36,14 @@ class Killed(Exception):
     pass
 
 
-class Kills(Silent):
+class Kills(Reporter):
     """A reporter that ends the process, so to say, after an evaluation."""
 
     def __init__(self, after: int):
         self.after = after
 
-    def progress(self, round: int, loss: float, score: float | None) -> None:
-        if round == self.after and score is not None:
+    def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
+        if rounds == self.after and score is not None:
             raise Killed
 
 
@@ -59,7 +59,7 @@ def records(folder):
 def resumed(folder, **changes):
     experiment = prepare(resolve(RunConfig(**STOPPING | changes)), ("fedavg",))
     open_folder(folder, experiment, resume=True)
-    return run_methods(experiment, folder, Silent())
+    return run_methods(experiment, folder, Reporter())
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_resumed_run_keeps_its_tuning(tmp_path, monkeypatch):
     longer = prepare(resolve(RunConfig(**made_long)), ("fedavg",))
     assert longer.tuning == "full"
     assert open_folder(folder, longer, resume=True) == ["rounds: 3 -> 4"]
-    run_methods(longer, folder, Silent())
+    run_methods(longer, folder, Reporter())
     assert tuned == ["quick", "quick"]
     other = prepare(resolve(RunConfig(**made_long, plan=ExecutionPlan(tuning="full"))), ("fedavg",))
     with pytest.raises(JaxpflError, match=r"would change the experiment in .*: plan\.tuning: quick -> full"):

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from finished_run import SETTINGS, Silent, run
+from finished_run import SETTINGS, run
 
 from jaxpfl import JaxpflError, load_models
 from jaxpfl.runs import stored_run
 from jaxpfl.runs.config import RunConfig, read, resolve
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.export import Selection, export, read_parameters
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
@@ -130,7 +131,7 @@ def sweep(finished: Path, exported: Path, experiment, tmp_path: Path, most: int)
 
     def resume() -> dict:
         open_folder(folder, experiment, resume=True)
-        return run_methods(experiment, folder, Silent())
+        return run_methods(experiment, folder, Reporter())
 
     def export_global() -> Path:
         return export(folder, tmp_path / "models", Selection("fedavg", only_global=True))[0]

@@ -130,8 +130,7 @@ def test_a_rate_means_the_same_in_both():
 def test_privacy_is_one_mechanism_and_one_claim(asked):
     config = PrivacyConfig(**asked, delta=1e-3, clipping_norm=0.5)
     experiment, result = command(privacy=config), python(privacy=config)
-    protection = experiment.protection("fedavg")
-    assert protection is not None
+    protection = protection_of(experiment.runs["fedavg"])
     assert protection.statement is not None
     assert result.statement(1e-3).epsilon == protection.statement.epsilon
     given = python(privacy=protection.mechanism)

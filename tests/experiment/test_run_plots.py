@@ -43,7 +43,7 @@ def test_what_the_axis_cuts_is_marked_and_all_that_is_drawn_explained():
     assert "beyond the axis" not in explained(inside)
 
 
-def test_twelve_methods_have_colours_and_names_of_their_own(tmp_path):
+def test_twelve_methods_have_colours_and_names_of_their_own():
     names = [f"a-long-method-{i}" for i in range(12)]
     scores = {name: {"after_accuracy": np.linspace(0.5, 0.9, 20).reshape(2, 10)} for name in names}
     records = [
@@ -51,9 +51,9 @@ def test_twelve_methods_have_colours_and_names_of_their_own(tmp_path):
         for i, name in enumerate(names)
         for r in (1, 2)
     ]
-    assert [path.stem for path in plots.write_plots(tmp_path, records, scores)] == ["accuracy", "clients"]
+    assert list(plots.figures(records, scores)) == ["accuracy", "clients"]
     colors = dict(zip(names, shades(12), strict=True))
-    figure = plots._clients(plots._named(scores, "after_accuracy"), colors, "Clients")
+    figure = plots._clients({name: own["after_accuracy"] for name, own in scores.items()}, colors, "Clients")
     figure.draw_without_rendering()
     boxes = [tick.get_window_extent() for tick in figure.axes[0].get_xticklabels()]
     assert all(left.x1 < right.x1 - 20 for left, right in itertools.pairwise(boxes))

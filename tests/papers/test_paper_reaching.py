@@ -13,7 +13,7 @@ from jaxpfl.benchmarks.papers import reaching, results, run
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.benchmarks.papers.reaching import reached
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
-from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.control import Reporter
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}
 SMALL |= {"batch_size": 5, "rounds": 12, "seeds": 3, "validation_share": 0.2}

@@ -8,9 +8,9 @@ from small import CONFIG, sweep_of
 
 from jaxpfl import algorithms
 from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import load_sweep
 from jaxpfl.runs.sweep.definition import rounds_of
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep

@@ -9,10 +9,11 @@ from small import CONFIG, sweep_of
 
 import jaxpfl
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Record, load_sweep
 from jaxpfl.runs.setup import load_federation
 from jaxpfl.runs.sweep import execute
-from jaxpfl.runs.sweep.execute import Data, Reporter, run_group
+from jaxpfl.runs.sweep.execute import Data, run_group
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select

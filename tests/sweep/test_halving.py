@@ -9,9 +9,10 @@ import pytest
 from small import sweep_of
 
 from jaxpfl.engine import Simulation
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, load_sweep
 from jaxpfl.runs.sweep import plan, runner
-from jaxpfl.runs.sweep.execute import Reporter, States
+from jaxpfl.runs.sweep.execute import States
 from jaxpfl.runs.sweep.plan import Group, rungs
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep

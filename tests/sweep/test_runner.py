@@ -15,9 +15,9 @@ from small import sweep_of
 
 from jaxpfl.cli import main
 from jaxpfl.runs import run_folder
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.sweep import runner
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.plan import Group
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import files

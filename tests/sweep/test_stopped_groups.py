@@ -11,10 +11,10 @@ from small import sweep_of
 
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import checkpoint
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep import execute
 from jaxpfl.runs.sweep.definition import Definition
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflWarning, UnwritableError

@@ -7,8 +7,8 @@ import pytest
 from jaxpfl.benchmarks.winners import run as winners_run
 from jaxpfl.benchmarks.winners.measure import missing
 from jaxpfl.benchmarks.winners.run import Plan
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import FAILED, Record
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 

@@ -28,7 +28,7 @@ from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, spec_for, to_json
-from jaxpfl.runs.control import CompileClock, Pace
+from jaxpfl.runs.control import CompileClock, Pace, Reporter
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.sweep.grid import apply_settings, cohort_of
@@ -36,22 +36,6 @@ from jaxpfl.runs.sweep.plan import Group, Run
 from jaxpfl.runs.sweep.selection import DATA_FIELDS
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, is_exhausted
-
-
-class Reporter:
-    """Object whose methods are called with a sweep's progress. The methods of this base class do nothing."""
-
-    def start(self, group: str, runs: int, rounds: int) -> None:
-        """Called when a chunk of runs begins."""
-
-    def progress(self, rounds: int, loss: float) -> None:
-        """Called when ``rounds`` rounds of the chunk are done."""
-
-    def finish(self, runs: int) -> None:
-        """Called when the chunk's runs have been recorded."""
-
-    def say(self, text: str) -> None:
-        """Called with a message for the user."""
 
 
 class Prepared(NamedTuple):
@@ -265,10 +249,10 @@ def _run(
         reporter.progress(done, float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"))
     scores = measure(ready.experiment, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
-        claim = protection_of(run, ready.experiment.caveats)
         row["compile_seconds"] = compile_seconds()
-        if claim is not None:
-            row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
+        if run.mechanism is not None:
+            statement = protection_of(run, ready.experiment.caveats).statement
+            row["epsilon"] = None if statement is None else statement.epsilon
     if states is not None and done < ready.group.rounds:
         states.keep(runs, simulation, Stopped(state, done, (seconds(), compile_seconds())))
     program = simulation.digest(len(runs))[:16]

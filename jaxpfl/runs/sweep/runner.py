@@ -20,10 +20,11 @@ from typing import Any
 
 from jaxpfl.engine import use_cpu_cores
 from jaxpfl.runs import compile_cache, stored_code
+from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.stored_code import CODE
 from jaxpfl.runs.sweep.definition import UNFINISHED
-from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepare_group, run_group
+from jaxpfl.runs.sweep.execute import Data, Prepared, States, prepare_group, run_group
 from jaxpfl.runs.sweep.plan import Group
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import signals
