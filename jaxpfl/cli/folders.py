@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from jaxpfl.support.console import claim_file
 from jaxpfl.support.errors import JaxpflError, writing
 from jaxpfl.support.files import contents, jsonable, opened, whole
-from jaxpfl.support.output_paths import NEW_FILE
+from jaxpfl.support.output_paths import NEW_FILE, partial
 
 _PAGE = "report.html"
 _MARK = b"<!DOCTYPE html>"
@@ -150,10 +150,14 @@ def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The fold
     """Write a small project: a method, a loader of data, a config, and a test that runs in seconds."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JaxpflError(f"{folder} is not an empty folder: name a new one")
+    if folder.resolve() == Path.cwd():  # the rename below would take it away from the user's shell
+        raise JaxpflError(f"{folder} is the present folder: name a new one")
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for template in Path(__file__).with_name("project").glob("*.txt"):
-            (folder / template.stem).write_bytes(contents(template))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with partial(folder) as place:
+            place.mkdir()
+            for template in Path(__file__).with_name("project").glob("*.txt"):
+                (place / template.stem).write_bytes(contents(template))
     print(f"{folder}: cd {folder}; jaxpfl run --config config.toml; pytest")
 
 

@@ -31,14 +31,14 @@ class WriteFlags:
     """Print only the result and errors: no progress, notes or warnings (--strict turns warnings into errors)."""
 
     def check_force(self, output: Path | None, *, resume: bool) -> None:
-        """Check that ``--force`` is used only with ``--output`` and without ``--resume``.
+        """Check that ``--force``, which is given, has ``--output`` beside it and not ``--resume``.
 
         Raises:
           JaxpflError: if ``--force`` is used in another way.
         """
-        if self.force and resume:
+        if resume:
             raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
-        if self.force and output is None:
+        if output is None:
             raise JaxpflError("--force replaces the folder that --output names: give --output too")
 
     def notes(self, *, writes: bool = True) -> Console:

@@ -247,7 +247,11 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
         raise JaxpflError(f"{command} takes only {takes}, but also got {shown(loose[len(places)])}")
     for i, text in enumerate(loose):
         _check(places[min(i, len(places) - 1)], text)
-    _check_given(flags, given, loose, command)
+    lacking = [flag for flag in flags if flag.default is REQUIRED and flag not in given and flag not in places]
+    lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
+    if lacking:
+        names = [f"{one.name} ({_listed(one.choices, 'or')})" if one.choices else one.name for one in lacking]
+        raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
     return [*canonical, "--", *loose] if loose else canonical
 
 
@@ -285,15 +289,6 @@ def _value_words(flag: Flag) -> str:
     if flag.kind in _NUMBERS:
         return _NUMBERS[flag.kind][0]
     return "a path" if flag.kind is Path else "some text"
-
-
-def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], command: str) -> None:
-    places = [flag for flag in flags if flag.positional]
-    lacking = [flag for flag in flags if flag.default is REQUIRED and flag not in given and flag not in places]
-    lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
-    if lacking:
-        names = [f"{one.name} ({_listed(one.choices, 'or')})" if one.choices else one.name for one in lacking]
-        raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
 
 
 def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: str) -> JaxpflError:

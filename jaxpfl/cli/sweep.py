@@ -17,7 +17,17 @@ from jaxpfl.cli.output import WriteFlags
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, read_help, setting
 from jaxpfl.runs import compile_cache
-from jaxpfl.runs.config import RunConfig, check_given, default_folder, from_mapping, preset_words, read_file, resolve
+from jaxpfl.runs.config import (
+    ConfigFile,
+    RunConfig,
+    check_given,
+    default_folder,
+    from_mapping,
+    pop_methods,
+    preset_words,
+    read_file,
+    resolve,
+)
 from jaxpfl.runs.sweep.definition import Definition, Search, define, is_stored, stored_definition
 from jaxpfl.runs.sweep.grid import Axis, Grid, axis, fill_privacy, parse
 from jaxpfl.support import signals
@@ -72,8 +82,7 @@ _SESSION = _Session()
 class _File(NamedTuple):
     """Content of a sweep's config file."""
 
-    config: RunConfig = RunConfig()
-    methods: tuple[str, ...] = ()
+    run: ConfigFile = ConfigFile()
     axes: tuple[Axis, ...] = ()
     search: Search = Search()
     draws: Draws = Draws()
@@ -83,8 +92,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """Return the command; a config file named in the arguments determines the defaults of its flags."""
     path = named_file(args)
     file = _File() if path is None else _read(path)
-    flags = Flags(**vars(file.config))
-    several, drawn = file.methods or DEFAULT_METHODS, _Axes(**vars(file.draws))
+    flags = Flags(**vars(file.run.config))
+    several, drawn = file.run.methods or DEFAULT_METHODS, _Axes(**vars(file.draws))
 
     def sweep(
         methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
@@ -99,7 +108,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         names = [one.name.replace("-", "_") for one in given]
         every = (*(one for one in file.axes if one.name.replace("-", "_") not in names), *given)
         config = part_of(RunConfig, settings)
-        check_given(config, file.config if path is not None and path.endswith(".json") else None)
+        check_given(config, file.run.recorded)
         grid = Grid(every, axes.random, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
@@ -112,16 +121,15 @@ def _read(path: str) -> _File:
     if is_stored(given):
         stored = stored_definition(given, Path(path))
         drawn = Draws(stored.grid.draws, stored.grid.seed)
-        return _File(stored.config, stored.methods, stored.grid.axes, stored.search, drawn)
+        run = ConfigFile(stored.config, stored.methods, path=Path(path))
+        return _File(run, stored.grid.axes, stored.search, drawn)
     values = {str(name).replace("-", "_"): value for name, value in given.items()}
-    methods, table = values.pop("methods", []), values.pop("grid", {})
-    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
-        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
+    methods, table = pop_methods(values, path), values.pop("grid", {})
     if not isinstance(table, dict):
         raise JaxpflError(f"grid in {path} must be a table of axes, got {shown(table)}")
     axes = tuple(axis(str(name), given if isinstance(given, str | list) else [given]) for name, given in table.items())
     search, draws = _part(Search, values), _part(Draws, values)
-    return _File(from_mapping(values, path), tuple(methods), axes, search, draws)
+    return _File(ConfigFile(from_mapping(values, path), tuple(methods), path=Path(path)), axes, search, draws)
 
 
 def _part(part: type[T], values: dict[str, Any]) -> T:
@@ -142,7 +150,8 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console
 
-    session.check_force(session.output, resume=session.resume)
+    if session.force:
+        session.check_force(session.output, resume=session.resume)
     folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
     with ExitStack() as stack:
         ray = None if session.ray is None else stack.enter_context(runner.ray_cluster(session.ray))

@@ -53,7 +53,6 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """Return the commands; a config file named in the arguments determines the defaults of their flags."""
     path = named_file(args)
     file = ConfigFile() if path is None else read(path)
-    recorded = file.config if path is not None and path.endswith(".json") else None
     flags = Flags(**vars(file.config))
     data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
     named = ", ".join(file.methods)
@@ -67,7 +66,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         """Train one method and score every client's personalised model."""
         if len(file.methods) > 1 and method == named:
             raise JaxpflError(f"run trains one method, but {session.config} names {named}: name one, or use compare")
-        check_given(settings, recorded)
+        check_given(settings, file.recorded)
         _experiment("run", (method,), settings, session, file)
 
     def compare(
@@ -76,7 +75,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
         """Train several methods on the same split and seeds, and compare them."""
-        check_given(settings, recorded)
+        check_given(settings, file.recorded)
         _experiment("compare", methods or several, settings, session, file)
 
     def data(
@@ -107,7 +106,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
             print(f"{name}: {fetch(name, settings.data_dir)}")
             return
-        check_given(RunConfig(**vars(settings)), recorded)
+        check_given(RunConfig(**vars(settings)), file.recorded)
         _about(action, settings, json, plot, output)
 
     def export(
@@ -158,7 +157,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 For checks only, because each node could compute all random numbers.
             config: TOML or YAML file with flags, or a run folder's config.json.
         """
-        check_given(settings, recorded)
+        check_given(settings, file.recorded)
         _deploy(folder, method, settings, check=check)
 
     return compare, run, data, export, deploy
@@ -188,7 +187,8 @@ def _experiment(
     from jaxpfl.support.console import Console
 
     with ExitStack() as stack:
-        session.check_force(session.output, resume=session.resume)
+        if session.force:
+            session.check_force(session.output, resume=session.resume)
         methods = algorithms.names_of(methods)
         _start(settings, session)
         writes = processes.is_first()
@@ -216,7 +216,8 @@ def _experiment(
         own = session.output or default_folder(command, config, methods, session.resume)
         folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []
-        processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
+        if session.tensorboard or session.mlflow is not None or session.wandb is not None:
+            processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(run_folder.lock(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         # If a signal ends the process from here on, its message says how to resume the run.
@@ -225,7 +226,8 @@ def _experiment(
         changes = processes.on_first(opened)
         if changes and writes:
             session.note(f"resuming {folder} with {'; '.join(changes)}")
-        distributed.note(kept)
+        if session.distributed is not None:
+            distributed.note(kept)
         given, headline = [experiment], experiment.headline
         del experiment  # so that `run_methods` holds the only reference and may free the examples
         with Terminal(err, headline) as reporter:

@@ -183,7 +183,10 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if config.named_task is not None and config.named_task not in TASKS:
         raise unknown_name("task", config.named_task, TASKS)
-    _check_text(config)
+    for one in dataclasses.fields(config):  # Python functions cannot be written as text, and a config is stored as text
+        value = getattr(config, one.name)
+        if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
+            raise JaxpflError(f"{one.name} must be text in a run that is stored, got {shown(value)}: use jaxpfl.fit")
     metrics.parse_metrics(config.metrics)
     folder = data_folder(config.data, config.data_dir)
     if (
@@ -273,14 +276,6 @@ def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = (
     here = ", ".join(f"{name}={value!r}" for name, value in own.items())
     there = ", ".join(f"{name}={usual[name]!r}" for name in own)
     return f"preset of {data_sets.origin(config)}: {here} (defaults of fit in Python: {there})"
-
-
-def _check_text(config: RunConfig) -> None:
-    """Refuse Python functions and other values that cannot be written as text, because a config is stored as text."""
-    for one in dataclasses.fields(config):
-        value = getattr(config, one.name)
-        if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(f"{one.name} must be text in a run that is stored, got {shown(value)}: use jaxpfl.fit")
 
 
 def spec_for(
@@ -440,12 +435,19 @@ class ConfigFile(NamedTuple):
       hyper: hyper-parameters that a run folder's ``config.json`` records, as method -> hyper-parameter -> value;
         `check_recorded` compares them with the config's values.
       data: checksum of the clients' data that a run folder's ``config.json`` records; None for other files.
+      path: path of the file; None if there is no file.
     """
 
     config: RunConfig = RunConfig()
     methods: tuple[str, ...] = ()
     hyper: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
     data: int | None = None
+    path: Path | None = None
+
+    @property
+    def recorded(self) -> RunConfig | None:
+        """Config of a run or sweep, as jaxpfl wrote it into a ``.json`` file; None for a file of the user."""
+        return self.config if self.path is not None and self.path.suffix == ".json" else None
 
 
 def read(path: str | Path) -> ConfigFile:
@@ -469,9 +471,7 @@ def read(path: str | Path) -> ConfigFile:
             raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
         code = values.get("code")
         values = values["config"] | {"methods": values["methods"]}
-    methods = values.pop("methods", [])
-    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
-        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
+    methods = pop_methods(values, path)
     known = checksum if isinstance(checksum, int) else None
     config = from_mapping(values, str(path))
     if checksum is not None and (Path(path).parent / FEDERATION).is_dir():  # the folder may have been moved
@@ -479,7 +479,19 @@ def read(path: str | Path) -> ConfigFile:
     if code is not None:
         folder = Path(path).parent / stored_code.CODE
         methods, config = stored_code.methods_in(folder, methods, code), stored_code.located(config, folder)
-    return ConfigFile(config, tuple(methods), hyper, known)
+    return ConfigFile(config, tuple(methods), hyper, known, Path(path))
+
+
+def pop_methods(values: dict[str, Any], path: str | Path) -> list[str]:
+    """Remove the entry ``methods`` from the values in a file, and return its names; an empty list if it is missing.
+
+    Raises:
+      JaxpflError: if the entry is not a list of names.
+    """
+    methods = values.pop("methods", [])
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
+    return methods
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

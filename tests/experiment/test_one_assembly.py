@@ -27,7 +27,7 @@ from jaxpfl.runs.config import (
     to_json,
 )
 from jaxpfl.runs.run import open_folder
-from jaxpfl.runs.setup import Experiment, load_federation, prepare
+from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.stored_run import open_run
 from jaxpfl.similarity import graphs
 from jaxpfl.support import files
