@@ -130,7 +130,7 @@ def audit(
     for name, value in (("worlds_delta", worlds_delta), ("confidence", confidence)):
         checks.probability(name, value)
     if seed + 2 * worlds + canary_runs >= 2**32:
-        raise JaxpflError(f"seed must leave room for {2 * worlds + canary_runs} seeds below 2**32, got {seed}")
+        raise JaxpflError(f"seed must be below {2**32 - 2 * worlds - canary_runs} for {worlds} worlds, got {seed}")
     accountant = accountant or claim.default_accountant
     claimed, claimed_one_run = claim.epsilon(worlds_delta, accountant), claim.epsilon(delta, accountant)
     progress("cohorts and noise")

@@ -74,7 +74,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
         if isinstance(reduced, Stacked):
             shared = inner.broadcast(key, hp, ctx, state).shared
             if not isinstance(shared, Mixture):
-                raise JaxpflError("an audit needs summed uploads or AdaMix's mixture: this method has neither")
+                raise JaxpflError("an audit supports only adamix and methods that sum the uploads")
             return Seen(
                 state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
             ), metrics

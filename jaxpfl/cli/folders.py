@@ -134,7 +134,7 @@ def predict(
     config = loaded.manifest.get("config", {})  # missing in an export with --private-only
     column = None if only_global else client or config.get("client")
     if column is None and not only_global:
-        raise JaxpflError("the run's table had no column of clients: name one with --client, or write --global")
+        raise JaxpflError("the run's table had no column of clients: name one with --client, or use --global")
     table = csv_text.read(csv, encoding=encoding or config.get("encoding"), missing_words=config.get("missing_words"))
     predictions = loaded.predict_table(table, column and table.find(column))
     text = predictions.to_csv(index=False)

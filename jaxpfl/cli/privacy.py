@@ -124,7 +124,7 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
         if cohort is not None or cap is not None:
-            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, which applies to a turn")
+            raise JaxpflError("--cycle cannot be used with --cohort or --cap: give --sampling-rate for each turn")
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:

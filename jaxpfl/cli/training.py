@@ -307,7 +307,7 @@ def _deploy(folder: Path, method: str, settings: RunConfig, *, check: bool) -> N
     from jaxpfl.runs.setup import load_federation, prepare
 
     if settings.unseen_clients:
-        raise JaxpflError("unseen_clients cannot be deployed: a node with a further partition-id is a new client")
+        raise JaxpflError("unseen_clients cannot be deployed: leave it out, because any further node is a new client")
     use_cpu_cores()
     config = resolve(settings)
     source, raw = load_federation(config)

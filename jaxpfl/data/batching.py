@@ -156,7 +156,7 @@ def plan_batches(
         raise JaxpflError(f"a client has {largest} examples; at most {MAX_CLIENT_EXAMPLES} are supported")
     slots = min(batch_size, largest)
     if steps * slots >= 2**31 - MAX_CLIENT_EXAMPLES:
-        raise JaxpflError(f"{steps} local steps of {slots} examples are too many for one round")
+        raise JaxpflError(f"local steps x batch size must be < {2**31 - MAX_CLIENT_EXAMPLES}, got {steps} x {slots}")
     full = slots == largest and draw != "replacement"
     each = steps if own is None else np.minimum(own.batches * own.on_host(sizes[sizes > 0]), steps)
     epochs = _epochs(sizes[sizes > 0], each, slots) if draw == "epoch" and not full else np.ones(1, int)

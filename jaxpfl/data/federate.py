@@ -53,7 +53,7 @@ class _Dealing:
     permutation of the labels)."""
     clients: int | None = setting(
         None,
-        unless_given="only the partition natural goes without: it then takes all users",
+        unless_given="required, except by the partition natural, which then takes all users",
         range=COUNT,
         unit="clients",
     )
@@ -136,7 +136,7 @@ def federate(source: Source, **settings: Any) -> Federation:
         )
     if source.persons is not None and given.partition != "natural":
         raise JaxpflError(
-            f"partition = {given.partition} deals a person's rows to several clients: name client, or no person"
+            f"partition = {given.partition} would divide a person's rows among clients: set client, or leave out person"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)

@@ -263,7 +263,7 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
         if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
             raise JaxpflError(f"{path} is damaged: its array has shape {array.shape} and type {array.dtype.str}")
         if (check or into_memory) and checksum(array) != entry["crc32"]:
-            raise JaxpflError(f"{path} is damaged: its checksum is not the one that was written")
+            raise JaxpflError(f"{path} is damaged: its checksum does not match")
         return array
 
     def split(name: str, entry: dict[str, Any], clients: int) -> ClientData:
@@ -273,7 +273,7 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
         examples = Examples(x, y)
         lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
         if size.shape != (clients,) or lengths != {int(size.sum(dtype=np.int64))}:
-            raise ValueError("its clients' numbers of examples are not those of its files")
+            raise ValueError("its clients' numbers of examples do not match its files")
         made, capacity, chunk = ClientData.stacked(examples, size), int(entry["capacity"]), int(entry["chunk"])
         if not made.capacity <= capacity or not min(capacity, 1) <= chunk <= capacity:
             raise ValueError(f"a capacity of {capacity} and chunks of {chunk} do not fit its clients")
@@ -282,5 +282,5 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
     ids = opened("client_ids", manifest["client_ids"], into_memory=True)
     names = None if manifest.get("client_names") is None else Names(map(str, manifest["client_names"]))
     if names is not None and len(names) != len(ids):
-        raise ValueError(f"it has {len(names)} names of {len(ids)} clients")
+        raise ValueError(f"it has {len(names)} names for {len(ids)} clients")
     return Federation(ids, *(split(name, manifest["splits"][name], len(ids)) for name in _SPLITS), client_names=names)

@@ -65,13 +65,13 @@ class Agreement:
                 "its rounds are asynchronous": method.asynchronous,
                 "its clients form a graph": method.graph,
                 "it is not a registered method": method is not algorithms.METHODS.get(method.name),
-                "it is one run: give one value of each hyper-parameter": any(map(np.ndim, jax.tree.leaves(spec.hp))),
+                "give each hyper-parameter a single value": any(map(np.ndim, jax.tree.leaves(spec.hp))),
                 "privacy.unit = example calibrates noise to all clients' numbers of examples": spec.guards_examples,
                 f"with privacy, seed = {self.seed} would let every node compute the noise: leave out the seed": (
                     self.seed is not None and spec.privacy is not None
                 ),
             }
-            | {f"{name} = {shown(getattr(spec, name))} is simulated": not is_default(spec, name) for name in _SIMULATED}
+            | {f"leave out {name} = {shown(getattr(spec, name))}": not is_default(spec, name) for name in _SIMULATED}
         )
         algorithm, _ = self.assembled.algorithm()
         alone = algorithm.idle_cap > 0 and not self.assembled.cohorts.everyone

@@ -95,7 +95,7 @@ def _answer(kind: str, agreement: Agreement, load: Callable[..., Any], config: d
     """Handle a message at a node, and return the answer."""
     client = config.get("client", config.get("partition-id"))
     if client is None or "folder" not in config:
-        raise JaxpflError("--node-config needs folder, and partition-id or client: partition-id=0 folder='/path'")
+        raise JaxpflError("--node-config must set folder, and partition-id or client: partition-id=0 folder='/path'")
     folder, loaded, (said, arrays) = Path(str(config["folder"])).absolute(), load(config), _unpack(message)
     (folder / "programs").mkdir(mode=0o700, parents=True, exist_ok=True)
     compiled.keep_in(folder / "programs")
@@ -197,7 +197,7 @@ def conduct(
             free = next(i for i in range(len(nodes) + 1) if i not in nodes)
             client = int(name) if name.isdecimal() else numbers.setdefault(name, free)
             if reason is None and offer["version"] != __version__:
-                reason = f"client {name} has jaxpfl {offer['version']}, the server {__version__}"
+                reason = f"client {name} has jaxpfl {offer['version']}: install {__version__}, as on the server"
             elif reason is None and (client in new or offers.get(client, offer)["instance"] != offer["instance"]):
                 reason = f"two nodes are client {name}: give each SuperNode its own partition-id and folder"
             if reason is None:

@@ -67,7 +67,7 @@ class _Source:
     data: str = setting("digits")
     """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
     leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
-    present folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
+    current folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
     that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""

@@ -92,7 +92,7 @@ def test_a_folder_without_names_opens_and_a_wrong_number_of_names_is_refused(tmp
     jaxpfl.save_federation(federate(source(), partition="natural"), tmp_path / "a")
     file = tmp_path / "a" / "federation.json"
     manifest = json.loads(file.read_text())
-    for names, words in ((["a"], "1 names of 6 clients"), (7, "not iterable")):
+    for names, words in ((["a"], "1 names for 6 clients"), (7, "not iterable")):
         file.write_text(json.dumps(manifest | {"client_names": names}))
         with pytest.raises(JaxpflError, match=words):
             jaxpfl.open_federation(tmp_path / "a")

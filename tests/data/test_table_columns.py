@@ -40,7 +40,7 @@ def test_the_record_gives_the_features_of_the_table_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("Zug,60,oil", "Zug,60,wood", r"line 3: column 'heating' holds 'wood', which is none of .*: gas, oil"),
+        ("Zug,60,oil", "Zug,60,wood", r"line 3: column 'heating' holds 'wood', which is not one of .*: gas, oil"),
         ("Zug,60,oil", "Zug,many,oil", r"line 3: area must be a finite number, got 'many'"),
         ("Zug,60,oil", "Zug,1e99,oil", r"line 3: column 'area' holds a number beyond float32's range"),
         ("Zug,60,oil", "Zug,,oil", r"line 3: no value in column 'area': fill it in"),
@@ -138,7 +138,10 @@ def test_dates_become_days(tmp_path: Path, dates: list[str], days: list[float]) 
     ("dates", "words"),
     [
         (["3/1/2025", "4/1/2025"], "line 2: column 'day' holds '3/1/2025', and no row tells the day from the month"),
-        (["13/1/2025", "1/13/2025"], "line 3: column 'day' holds '1/13/2025', not a date such as 2025-01-31"),
+        (
+            ["13/1/2025", "1/13/2025"],
+            "line 3: column 'day' holds '1/13/2025', not a date: write it like the other rows",
+        ),
         (["2025-02-28", "2025-02-29"], "line 3: column 'day' holds '2025-02-29', not a date"),
         (["1/2/25", "45000"], "line 2: column 'day' holds '1/2/25', not a date"),
         (["2025-02-28", ""], "line 3: no value in column 'day'"),
@@ -171,7 +174,7 @@ def test_rows_from_a_day_on_are_the_test_rows(tmp_path: Path) -> None:
         ({"split_date": "2025-01-06"}, "no row is on or after split_date"),
         ({"split_date": "1/2/2025"}, "split_date must be a date such as 2025-01-31, got '1/2/2025'"),
         ({"split_date": "2025-01-02", "date": ()}, "split_date = 2025-01-02 needs date"),
-        ({"split_date": "2025-01-02", "person": "age"}, "needs no person"),
+        ({"split_date": "2025-01-02", "person": "age"}, "excludes person"),
         ({"date": ("city",)}, "date must not name the column of the clients, got city"),
         ({"person": "price"}, "person must differ from target and client"),
         ({"date": ("night",)}, "column of .* 'night'"),
@@ -204,7 +207,7 @@ def test_the_rows_of_a_person_stay_together(tmp_path: Path, per_person: int) -> 
         validated = number_held(persons - tested, 0.2)
         assert [len(own) for own in found] == [persons - tested - validated, validated, tested]
         assert len(set.union(*found)) == persons
-    with pytest.raises(JaxpflError, match="partition = iid deals a person's rows to several clients"):
+    with pytest.raises(JaxpflError, match="partition = iid would divide a person's rows among clients"):
         federate(source, partition="iid", clients=3)
 
 

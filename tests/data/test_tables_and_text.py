@@ -90,7 +90,9 @@ def test_a_path_is_found_in_the_given_folder_then_here_then_in_the_data_folder(t
         (folder / "own.csv").write_text((HEAD + ROWS).replace("10.5", str(number)))
     monkeypatch.setenv("JAXPFL_DATA_DIR", str(folders[0]))
     monkeypatch.chdir(folders[1])
-    with pytest.warns(JaxpflWarning, match=rf"csv:own.csv is read from the present folder, not {folders[0]}/own.csv"):
+    with pytest.warns(
+        JaxpflWarning, match=rf"csv:own.csv is read from the current folder: to read {folders[0]}/own.csv, use"
+    ):
         assert price() == 1
     assert price("../given") == 2
     Path("own.csv").unlink()
@@ -100,7 +102,7 @@ def test_a_path_is_found_in_the_given_folder_then_here_then_in_the_data_folder(t
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the data folder is the present folder
         assert (price(), price("../given")) == (0, 0)
-    with pytest.raises(JaxpflError, match=r"given/none.csv: no such file, nor is there one in the present folder"):
+    with pytest.raises(JaxpflError, match=r"given/none.csv: no such file, there or in the current folder"):
         load("csv:none.csv", "../given", table=BY_CITY)
 
 
@@ -115,8 +117,8 @@ TAGS = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"
 @pytest.mark.parametrize(
     ("target", "task", "words"),
     [
-        ("calm,dry", "multilabel", "calm, dry hold 0 and 1 alone"),
-        ("y, calm", "regression", "y, calm hold other numbers than 0 and 1"),
+        ("calm,dry", "multilabel", "calm, dry hold only 0 and 1"),
+        ("y, calm", "regression", "y, calm hold numbers other than 0 and 1"),
     ],
 )
 def test_several_columns_of_labels(tmp_path: Path, target, task, words) -> None:

@@ -102,14 +102,14 @@ def test_every_method_gives_the_simulation_or_says_why_not(method):
     [
         ({"method": "fedbuff"}, "fedbuff cannot be deployed: its rounds are asynchronous"),
         ({"aggregate": "median"}, "its server needs single uploads"),
-        ({"dropout": 0.2}, "dropout = 0.2 is simulated"),
+        ({"dropout": 0.2}, "leave out dropout = 0.2"),
         (
             {"method": "adaped", "options": {"idle_rounds": 1}, "cohort": 2},
             "nodes outside a cohort would need messages",
         ),
         ({"privacy": PRIVATE}, f"seed = {SEED} would let every node compute the noise"),
         ({"privacy": PrivacyConfig(noise_multiplier=2.0, delta=1e-3, unit="example"), "seed": None}, "unit = example"),
-        ({"lr": [0.1, 0.2], "seeds": [1, 1]}, "one value of each hyper-parameter"),
+        ({"lr": [0.1, 0.2], "seeds": [1, 1]}, "give each hyper-parameter a single value"),
     ],
 )
 def test_refusals(settings, words):

@@ -67,7 +67,7 @@ def test_matlab_file_that_inflates_to_more_than_it_says(tmp_path: Path) -> None:
     packed = zlib.compress(matrix)
     element = b"\x0f\0\0\0" + len(packed).to_bytes(4, "little") + packed
     (tmp_path / "a.mat").write_bytes(bytes(124) + b"\x00\x01IM" + element)
-    with pytest.raises(JaxpflError, match="bytes that say they are 2147483648"):
+    with pytest.raises(JaxpflError, match="bytes that claims to contain 2147483648"):
         read_cells(tmp_path / "a.mat", ("X",))
 
 

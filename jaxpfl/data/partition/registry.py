@@ -88,7 +88,10 @@ def check_options(name: str, options: PartitionOptions) -> None:
     for field in dataclasses.fields(options):
         if getattr(options, field.name) is not None and field.name not in takes:
             allowed = " and ".join(map(_words, takes)) or "no options"
-            raise JaxpflError(f"the partition {name!r} does not take {_words(field.name)}: it takes {allowed}")
+            raise JaxpflError(
+                f"the partition {name!r} does not take {_words(field.name)} = {getattr(options, field.name)}: it takes "
+                f"{allowed}"
+            )
 
 
 def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
@@ -102,7 +105,7 @@ def assign(name: str, source: Source, m: int | None, options: PartitionOptions, 
     if name == "natural":
         return _natural(source, m, options, rng)
     if m is None:
-        raise JaxpflError("the number of clients must be given for every partition but 'natural'")
+        raise JaxpflError(f"the partition {name!r} needs the number of clients")
     return PARTITIONS[name][1](source, m, options, rng)
 
 

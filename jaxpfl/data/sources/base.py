@@ -97,7 +97,7 @@ def data_folder(name: str, data_dir: str | None = None) -> Path:
     """Return the folder to which the path in a data set's name is relative.
 
     For ``csv:PATH``, ``npz:PATH`` and the like, this is the first of three folders in which the path exists: the given
-    folder, the present folder, and the folder of the data sets. If the path exists in both the present folder and the
+    folder, the current folder, and the folder of the data sets. If the path exists in both the current folder and the
     folder of the data sets, a warning is issued.
     """
     prefix, _, argument = name.partition(":")
@@ -107,7 +107,7 @@ def data_folder(name: str, data_dir: str | None = None) -> Path:
     folders = [*([Path(data_dir).expanduser()] if data_dir else []), Path(), usual]
     found = next((folder for folder in folders if os.path.exists(folder / path)), data_directory(data_dir))
     if not data_dir and found == Path() and os.path.exists(usual / path) and not os.path.samefile(usual / path, path):
-        warn(f"{name} is read from the present folder, not {usual / path}: to read that, use --data-dir {usual}")
+        warn(f"{name} is read from the current folder: to read {usual / path}, use --data-dir {usual}")
     return Path() if found.absolute() == Path.cwd() else found
 
 

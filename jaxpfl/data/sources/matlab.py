@@ -60,7 +60,7 @@ class _Elements:
             kind, length, start = small, self._number(self.at + 4), self.at + 8
             end = start + length if kind == _COMPRESSED else start + -(-length // 8) * 8
         if start + length > len(self.content):
-            raise ValueError(f"an element of {length} bytes, of which {len(self.content) - start} are there")
+            raise ValueError(f"an element of {length} bytes, of which only {len(self.content) - start} are present")
         self.at = end
         return kind, self.content[start : start + length]
 
@@ -114,7 +114,7 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
         while elements.at < len(elements.content):
             matrix = _top(elements, path, order)
             if matrix.name in found:
-                raise ValueError(f"{matrix.name} is in it twice")
+                raise ValueError(f"it contains {matrix.name} twice")
             if matrix.name in wanted:
                 found[matrix.name] = _cells(matrix)
     except (ValueError, zlib.error) as error:
@@ -138,7 +138,7 @@ def _top(elements: _Elements, path: Path, order: str) -> _Matrix:
         raise ValueError("a compressed element ends early")
     length = int.from_bytes(head[4:], _ORDERS[order])
     if length > _MOST_INFLATED * len(content):
-        raise ValueError(f"{len(content)} bytes that say they are {length}")
+        raise ValueError(f"a compressed element of {len(content)} bytes that claims to contain {length}")
     check_fits(path, 2 * length)
     inner = head + inflating.decompress(inflating.unconsumed_tail, length + 8) if length else head
     return _Elements(memoryview(inner), order).matrix()

@@ -197,7 +197,7 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: the task {task} needs whole numbers as labels, but y_{real[0]} holds others")
+        raise JaxpflError(f"{path}: the task {task} needs whole numbers as labels, but y_{real[0]} holds other numbers")
     if task is None and real:
         raise JaxpflError(
             f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "

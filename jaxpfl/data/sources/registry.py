@@ -54,7 +54,7 @@ def load(
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
-        Paths are absolute, or relative to the present folder or the data directory, as `base.data_folder` says.
+        Paths are absolute, or relative to the current folder or the data directory, as `base.data_folder` says.
       data_dir: data directory, as in `data_directory`.
       standardize: whether to subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), for each channel, as is customary; both numbers are considered public. Otherwise pixels
@@ -161,7 +161,7 @@ def _load_planted(name: str, argument: str, root: Path, how: _How) -> Source:
 def _load_table(name: str, argument: str, root: Path, how: _How) -> Source:
     place = _place(argument, root)
     if not place.exists():
-        raise JaxpflError(f"cannot read {place}: no such file, nor is there one in the present folder")
+        raise JaxpflError(f"cannot read {place}: no such file, there or in the current folder")
     return tables.load_table(name, place, how.table or TableOptions(), task=how.task)
 
 

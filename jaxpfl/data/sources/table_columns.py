@@ -83,7 +83,7 @@ class Column(NamedTuple):
                 known = printable(", ".join(self.levels), 200)
                 raise JaxpflError(
                     f"{table.path} line {table.lines[row]}: column {shown(name)} holds {shown(cells.iloc[row])}, which "
-                    f"is none of its known texts: {known}"
+                    f"is not one of its known texts: {known}"
                 )
             features = (places[:, None] == np.arange(len(self.levels))).astype(np.float64)
         else:
@@ -274,7 +274,7 @@ def _no_date(table: Table, name: str, row: int) -> JaxpflError:
     cell = shown(table.cells[name].iloc[row])
     line = f"{table.path} line {table.lines[row]}"
     return JaxpflError(
-        f"{line}: column {shown(name)} holds {cell}, not a date such as 2025-01-31 or as in the other rows"
+        f"{line}: column {shown(name)} holds {cell}, not a date: write it like the other rows, or as 2025-01-31"
     )
 
 

@@ -104,8 +104,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
                 holds = "labels" if column in targets else "clients" if column == options.client else "persons"
                 raise JaxpflError(f"{setting} must not name the column of the {holds}, got {column}")
     if options.split_date is not None and (not options.date or options.person is not None):
-        lack = "date, the column of dates" if not options.date else "no person, whose rows may lie on both sides"
-        raise JaxpflError(f"{name}: split_date = {options.split_date} needs {lack}")
+        lack = "needs date, the column of dates" if not options.date else "excludes person, whose rows could be split"
+        raise JaxpflError(f"{name}: split_date = {options.split_date} {lack}")
     columns = [column for column in table.names if column not in (*roles, *options.ignore)]
     needed = {*roles, *options.date[: options.split_date is not None]}
     needed = needed if "impute" in options.missing else needed | {*columns}
@@ -116,7 +116,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     labels = _labels(table, targets, task)
     if not columns:
         whose = "labels" if options.client is None else "labels and clients"
-        raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(roles), 300)}")
+        raise JaxpflError(f"{path} has no columns of features, only of {whose}: {printable(', '.join(roles), 300)}")
     features = columns_of(table, columns, options.date, per_client=options.missing == "impute-client")
     x = narrowed(features.apply(table))
     users = users_test = user_names = persons = None
@@ -171,7 +171,7 @@ def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
         place = int(gaps.iloc[row].argmax())
         column, cell = gaps.columns[place], table.cells[needed].iloc[row, place]
         impute = ", or replace missing values with --missing impute" if missing == "refuse" else ""
-        means = f"; or set the words that mean a missing value, without {cell}, with --missing-words" if cell else ""
+        means = f"; if {cell} is a value, set --missing-words without it" if cell else ""
         raise JaxpflError(
             f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "
             f"out with --missing drop{impute}{means}"
@@ -239,7 +239,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     marks = (y == 0) | (y == 1)
     if task is None:
         task = "multilabel" if marks.all() else "regression"
-        kind = "0 and 1 alone" if marks.all() else "other numbers than 0 and 1"
+        kind = "only 0 and 1" if marks.all() else "numbers other than 0 and 1"
         _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} hold {kind}")
     if task == "regression":
         for name, numbers in zip(targets, columns, strict=True):
