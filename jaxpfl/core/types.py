@@ -261,6 +261,8 @@ class Federation(NamedTuple):
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
       client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
         client may have any name, even an empty one, and two clients may have the same name.
+      preparation: how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown. Remove it if
+        you change the inputs yourself.
     """
 
     client_ids: Any
@@ -268,6 +270,7 @@ class Federation(NamedTuple):
     validation: ClientData
     test: ClientData
     client_names: Names | None = None
+    preparation: Any = None
 
     @property
     def num_clients(self) -> int:
@@ -305,8 +308,8 @@ class Federation(NamedTuple):
             raise JaxpflError(f"rows must be integers from 0 to {m - 1} or a mask of {m}, got {shown(places.tolist())}")
         places = places.astype(np.int64)
         names = self.client_names and Names(self.client_names).rows(places)
-        ids = np.asarray(self.client_ids)[places]
-        return Federation(ids, *(split.rows(places) for split in self.all_splits), client_names=names)
+        train, validation, test = (split.rows(places) for split in self.all_splits)
+        return Federation(np.asarray(self.client_ids)[places], train, validation, test, names, self.preparation)
 
     def pooled(self) -> Federation:
         """Pool all training examples into one client with id 0, on the host; the other splits are empty.

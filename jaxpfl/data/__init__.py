@@ -10,7 +10,7 @@ from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.federate import Split, federate, federate_unseen, set_apart, true_clusters
 from jaxpfl.data.labels import single
 from jaxpfl.data.plot import plot_split, split_figure
-from jaxpfl.data.sources.base import Entry, Source, data_directory, pooled, seen, unseen
+from jaxpfl.data.sources.base import Entry, Preparation, Source, data_directory, pooled, seen, unseen
 from jaxpfl.data.sources.planted import PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, load
 from jaxpfl.data.sources.table_columns import Column, TableColumns
@@ -23,6 +23,7 @@ __all__ = [
     "Column",
     "Entry",
     "PlantedSettings",
+    "Preparation",
     "Scaling",
     "Source",
     "Split",

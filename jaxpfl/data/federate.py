@@ -15,7 +15,7 @@ from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
-from jaxpfl.data.sources.base import Source, are_unseen, pooled, unseen
+from jaxpfl.data.sources.base import Preparation, Source, are_unseen, pooled, unseen
 from jaxpfl.data.stack import Dealt, alike, chosen, labels, nonempty_clients, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, filled, fills_of, scaled, scaling_of
 from jaxpfl.support import host_memory
@@ -171,8 +171,11 @@ def federate(source: Source, **settings: Any) -> Federation:
     )
     if dealt.test is not None:
         warn_of_shared(federation)
-    if source.columns is not None:
-        federation = filled(federation, fills_of(federation, source.columns))
+    columns = source.columns
+    if columns is not None:
+        columns = fills_of(federation, columns)
+        federation = filled(federation, columns)
+    federation = federation._replace(preparation=Preparation.of(source, columns))
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 

@@ -192,5 +192,7 @@ def single(federation: Federation, strict: bool = False) -> Federation:
     def narrow(leaf: Any) -> Any:
         return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
 
-    splits = (split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits)
-    return Federation(federation.client_ids, *splits, client_names=federation.client_names)
+    train, validation, test = (
+        split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits
+    )
+    return federation._replace(train=train, validation=validation, test=test)

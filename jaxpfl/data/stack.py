@@ -336,8 +336,9 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
         return ClientData.stacked(examples, size).bounded(split.capacity)
 
     names = federation.client_names and federation.client_names.rows(np.flatnonzero(mask))
+    train, validation, test = map(split_rows, federation.all_splits)
     ids = np.asarray(federation.client_ids)[mask]
-    return Federation(ids, *map(split_rows, federation.all_splits), client_names=names)
+    return Federation(ids, train, validation, test, names, federation.preparation)
 
 
 class Dealt(NamedTuple):

@@ -7,6 +7,7 @@ clients' examples. New clients are scaled with the same mean and deviation, and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -60,9 +61,10 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
         return split.with_examples(x=jax.tree.map(scale_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
-    return Federation(
-        federation.client_ids, *map(scale_split, federation.all_splits), client_names=federation.client_names
-    )
+    train, validation, test = map(scale_split, federation.all_splits)
+    known = federation.preparation
+    prepared = None if known is None else dataclasses.replace(known, scaling=scaling)
+    return federation._replace(train=train, validation=validation, test=test, preparation=prepared)
 
 
 def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:

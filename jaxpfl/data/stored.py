@@ -8,6 +8,7 @@ folder is written under a temporary name, and renamed when it is complete.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import zlib
@@ -21,9 +22,10 @@ import numpy as np
 from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Examples, Federation, Names
 from jaxpfl.data.labels import are_classes, task_for
-from jaxpfl.data.sources.base import Source
+from jaxpfl.data.sources.base import Preparation, Source
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.data.sources.table_columns import TableColumns
+from jaxpfl.data.standardize import Scaling
 from jaxpfl.support import files, host_memory
 from jaxpfl.support.errors import JaxpflError, expecting, shown, writing
 from jaxpfl.support.output_paths import partial
@@ -145,7 +147,14 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
     names = manifest.get("class_names")
     class_names = None if names is None else np.array(names)
     source = source._replace(scales=scales, task=task, class_names=class_names, columns=columns)
-    return Stored(federation, source, dict(manifest["split"]))
+    preparation = Preparation.of(source, columns)
+    dtype, scaling = manifest.get("raw_dtype") or preparation.raw_dtype, manifest.get("scaling")
+    if scaling is not None:
+        with expecting(folder / MANIFEST, "the manifest of a federation"):
+            structure = jax.tree.structure(train.x)
+            scaling = Scaling(*(jax.tree.unflatten(structure, map(np.array, part)) for part in scaling))
+    preparation = dataclasses.replace(preparation, raw_dtype=dtype, scaling=scaling)
+    return Stored(federation._replace(preparation=preparation), source, dict(manifest["split"]))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -177,17 +186,18 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
             classes += max(int(part.max()) for y in labels for part in host_memory.iterate(y))
         source = Source("federation", None, labels[0], None, None, classes, "a saved federation")
         source = source._replace(task=task_for(labels[0]))
-    return {
+    known = federation.preparation or Preparation.of(source, source.columns)
+    said = {
         "data": source.name,
         "description": source.description,
         "classes": source.num_classes,
-        "inputs": source.inputs,
-        "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
         "task": source.task,
-        "class_names": None if source.class_names is None else source.class_names.tolist(),
         "client_names": None if federation.client_names is None else list(federation.client_names),
-        "columns": None if source.columns is None else source.columns.to_json(),
+        **known.to_json(),
     }
+    if names := said["class_names"]:  # the largest label may be smaller than the data set's
+        said["class_names"] = [*names, *range(len(names), source.num_classes)][: source.num_classes]
+    return said
 
 
 def _bytes(data: ClientData) -> int:

@@ -227,7 +227,7 @@ class Models:
         if not np.isfinite(found).all():
             raise JaxpflError(f"{self.method}: a model has diverged: its predictions are not finite numbers")
         if kind in ("regression", "multilabel"):
-            targets = self.manifest["config"]["target"].split(",")
+            targets = (self.manifest["config"]["target"] or ",".join(map(str, range(found.shape[-1])))).split(",")
             heads = [""] if found.size == len(found) else [f"_{name.strip()}" for name in targets]
             values = dict(zip(heads, found.reshape(len(found), -1).T, strict=True))
             if kind == "regression":
@@ -335,7 +335,8 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     """
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
-        raise JaxpflError(f"{folder} holds no exported models: {MANIFEST} is missing")
+        remedy = f": jaxpfl export {folder} writes them" if (folder / "config.json").is_file() else ""
+        raise JaxpflError(f"{folder} holds no exported models: {MANIFEST} is missing{remedy}")
     files.check_checksum(folder, MANIFEST)
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -117,7 +117,7 @@ class Simulation:
             )
         agree_on(federation)
         algorithm.check_data(federation)
-        federation = federation._replace(client_names=None)  # one program serves clients of any names
+        federation = federation._replace(client_names=None, preparation=None)  # one program serves clients of any names
         if algorithm.in_flight is not None:
             in_flight.concurrency(algorithm, participation)
         if algorithm.noise is not None:
@@ -518,7 +518,7 @@ class Simulation:
         ids = np.asarray(unseen.client_ids)
         placement = self._scored.placement
         groups = make_groups(self.algorithm, ids, placement.parts, may_be_empty=True)
-        parts = split(unseen._replace(client_names=None), groups, views=placement.own_data)
+        parts = split(unseen._replace(client_names=None, preparation=None), groups, views=placement.own_data)
         groups = balanced(groups, parts, placement)
         self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups

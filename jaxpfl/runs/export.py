@@ -9,7 +9,6 @@ parameters. The prediction function is therefore called once with a model that r
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.data import Source
+from jaxpfl.data import Preparation
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import model_files
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
@@ -28,7 +27,7 @@ from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, leaves_by_path
 from jaxpfl.models.losses import resolve
 from jaxpfl.runs import results
-from jaxpfl.runs.setup import Experiment, Origin, load_federation
+from jaxpfl.runs.setup import Experiment, Origin
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, writing
@@ -217,9 +216,7 @@ def export(
     output = run / "models" if output is None else output
     if output.exists():
         raise JaxpflError(f"{output} exists: choose another --output")
-    config = stored.config if data_dir is None else dataclasses.replace(stored.config, data_dir=data_dir)
-    source, federation = load_federation(config)
-    experiment = stored.experiment(data_dir, (source, federation))
+    experiment = stored.experiment(data_dir)
     known = np.asarray(experiment.federation.client_ids)
     for client_id in wanted.clients or ():
         if client_id not in known:
@@ -230,8 +227,7 @@ def export(
     with writing(output), partial(output) as place:
         place.mkdir()
         entries: dict[str, Any] = {}
-        manifest = _manifest(stored, experiment, source, seed, entries)
-        del source, federation  # memory need not hold the examples as they were read
+        manifest = _manifest(stored, experiment, seed, entries)
         if claim:
             manifest = {name: manifest[name] for name in _COVERED} | {"privacy": claim}
         if wanted.stablehlo and manifest["raw_dtype"] == "float64":
@@ -340,26 +336,25 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
     return [{"input": path, "mean": mean[path].tolist(), "deviation": deviation[path].tolist()} for path in mean]
 
 
-def _manifest(
-    run: StoredRun, experiment: Experiment, source: Source, seed: int, entries: dict[str, Any]
-) -> dict[str, Any]:
+def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
     task, config, federation = experiment.task, experiment.config, experiment.federation
     ids, names = map(str, np.asarray(federation.client_ids).tolist()), federation.client_names
+    prepared: Preparation = federation.preparation
     return {
         "format": FORMAT,
         "methods": entries,
         "model": config.model,
         "task": task.kind,
         "classes": task.num_classes,
-        "class_names": None if source.class_names is None else source.class_names.tolist(),
+        "class_names": None if prepared.class_names is None else prepared.class_names.tolist(),
         "client_names": names and dict(zip(ids, names, strict=True)),
         "columns": experiment.columns and experiment.columns.to_json(),
-        "inputs": source.inputs,
-        "raw_dtype": str(source.x_train.dtype),
+        "inputs": prepared.inputs,
+        "raw_dtype": prepared.raw_dtype,
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.examples.x.dtype),
         "features": _scaling(experiment),
-        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in source.scales or []]
+        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in prepared.scales or []]
         or None,
         "seed": seed,
         "config": run.record["config"],

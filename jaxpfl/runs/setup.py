@@ -262,7 +262,8 @@ def _without_examples(federation: Federation) -> Federation:
     def emptied(split: ClientData) -> ClientData:
         return split.with_examples(*jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples))
 
-    return Federation(federation.client_ids, *map(emptied, federation.all_splits), client_names=federation.client_names)
+    train, validation, test = map(emptied, federation.all_splits)
+    return federation._replace(train=train, validation=validation, test=test)
 
 
 def check_agreed(experiment: Experiment) -> None:
@@ -318,13 +319,16 @@ def clients_of(
       The trained clients, the unseen clients (None if there are none), the scaling of all inputs (None if they are
       not standardised), and the columns of the table with the values that replace missing ones.
     """
-    unseen = scaling = None
-    columns = source.columns
+    unseen, columns, scaling = None, source.columns, federation.preparation.scaling
     if config.unseen_clients == TEST_USERS:
         split = dataclasses.replace(part_of(Split, config), clients=None, standardize=False)
         unseen = data.federate_unseen(source, **vars(split))
     elif config.clients_apart:
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
+    if scaling is not None:  # `federate` or `scaled` in Python has filled and scaled the inputs
+        if config.standardize:
+            raise JaxpflError(f"standardize = True: the inputs of {config.data} are already standardised: leave it out")
+        return federation, unseen, scaling, columns
     if columns is not None:
         columns = data.fills_of(federation, columns)
         columns = columns if unseen is None else data.own_fills(unseen, columns)

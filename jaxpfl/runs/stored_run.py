@@ -11,8 +11,6 @@ import jax
 
 from jaxpfl import algorithms
 from jaxpfl.algorithms import METHODS
-from jaxpfl.core.types import Federation
-from jaxpfl.data import Source
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
 from jaxpfl.runs import results, stored_code
@@ -60,12 +58,11 @@ class StoredRun(NamedTuple):
             raise JaxpflError(f"{name} of {self.folder} has not finished: --resume the run first")
         return name
 
-    def experiment(self, data_dir: str | None = None, given: tuple[Source, Federation] | None = None) -> Experiment:
+    def experiment(self, data_dir: str | None = None) -> Experiment:
         """Rebuild the run's experiment, and load its data.
 
         Args:
           data_dir: current folder of the data, if it was moved since the run.
-          given: data set and federation, if `load_federation` has already been called.
 
         Raises:
           JaxpflError: if the data, the graph or the methods' hyper-parameters have changed since the run.
@@ -82,7 +79,7 @@ class StoredRun(NamedTuple):
             config = dataclasses.replace(config, data_dir=data_dir)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JaxpflWarning)  # the run has already issued these warnings
-            experiment = prepare(config, tuple(self.methods), given=given, own=own)
+            experiment = prepare(config, tuple(self.methods), own=own)
         now = experiment.fingerprint()
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
             raise JaxpflError(f"the data have changed since the run in {self.folder}")

@@ -29,6 +29,7 @@ def federation() -> Federation:
 
 
 def assert_same(one: Federation, other: Federation) -> None:
+    one = one._replace(preparation=one.preparation or other.preparation)  # opened, it is known to hold features
     assert jax.tree.structure(one) == jax.tree.structure(other)  # capacities and chunks are part of it
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert np.asarray(a).dtype == np.asarray(b).dtype
@@ -72,6 +73,7 @@ def test_the_source_is_kept(tmp_path: Path) -> None:
     assert (found.source.name, found.source.num_classes, found.source.inputs) == ("digits", 10, "pixels")
     assert (found.source.scales, found.split) == (source.scales, {"clients": 5, "partition": "classes"})
     assert_same(whole, found.federation)
+    assert found.federation.preparation == whole.preparation
 
 
 def test_a_folder_that_holds_something_stays(tmp_path: Path) -> None:

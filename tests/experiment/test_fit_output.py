@@ -7,11 +7,13 @@ from pathlib import Path
 import flax.linen as nn
 import jax
 import numpy as np
+import pandas
 import pytest
 
 import jaxpfl
 from jaxpfl.cli import main
 from jaxpfl.core.types import Names
+from jaxpfl.data import TableOptions
 from jaxpfl.engine.fit import Evaluated
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.runs import results
@@ -49,13 +51,50 @@ def test_it_gives_the_numbers_of_fit_in_a_folder_that_the_commands_read(federati
     main(["report", str(moved)])
     main(["export", str(moved)])
     models = jaxpfl.load_models(moved / "models")
-    test = federation.test.client(1)
-    right = models.predict("b", test.x[test.mask]).argmax(axis=1) == test.y[test.mask]
+    test, (scale,) = federation.test.client(1), models.manifest["pixels"]
+    pixels = np.clip(test.x[test.mask] * scale["deviation"] + scale["mean"], 0, 1)
+    right = models.predict("b", pixels).argmax(axis=1) == test.y[test.mask]
     np.testing.assert_allclose(right.mean(), found.personalized_accuracy[0, 1], rtol=1e-6)
     main(["run", "--config", str(moved / "config.json"), "--output", str(tmp_path / "again"), "--quiet"])
     again, before = (results.read_arrays(folder, "mine")[1] for folder in (tmp_path / "again", moved))
     for name, values in before.items():
         np.testing.assert_array_equal(again[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("standardize", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_table_that_python_federated_predicts_its_raw_rows(tmp_path, capsys, standardize) -> None:
+    (tmp_path / "own.py").write_text(f"{METHOD}from flax import linen\nnet = linen.Dense(3)\n")
+    rng, names = np.random.default_rng(0), ["A", "B, C", "D"]
+    ward, dose = rng.choice(["icu", "hall"], 90), rng.normal(5, 2, 90)
+    rows = pandas.DataFrame({"hospital": np.repeat(names, 30), "age": rng.permutation(90), "ward": ward})
+    rows["dose"] = [f"{value:.2f}" if day % 7 else "" for day, value in enumerate(dose)]
+    rows["label"] = np.where(ward == "icu", "low", np.where(dose > 5, "middle", "top"))
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    table = TableOptions(target="label", client="hospital", missing="impute")
+    source = jaxpfl.load(f"csv:{tmp_path / 'rows.csv'}", task="classification", table=table)
+    federation = jaxpfl.federate(source, partition="natural", standardize=standardize)
+    own = {"method": f"{tmp_path / 'own.py'}:mine", "model": f"{tmp_path / 'own.py'}:net"}
+    found = jaxpfl.fit(federation=federation, **SMALL | own, output=tmp_path / "run")
+    with pytest.raises(jaxpfl.JaxpflError, match=f"jaxpfl export {tmp_path / 'run'} writes them"):
+        jaxpfl.load_models(tmp_path / "run")
+    main(["export", str(tmp_path / "run")])
+    output = tmp_path / "found.csv"
+    where = ["--csv", str(tmp_path / "rows.csv"), "--client", "hospital", "--output", str(output)]
+    main(["predict", str(tmp_path / "run" / "models"), *where])
+    predicted = pandas.read_csv(output)
+    assert list(predicted) == ["client", "prediction", "probability_low", "probability_middle", "probability_top"]
+    mean, deviation = federation.preparation.scaling or (np.zeros(5), np.ones(5))
+    for client in range(3):
+        test = federation.test.client(client)
+        ages = np.rint(test.x[test.mask][:, 0] * deviation[0] + mean[0])
+        right = (predicted["prediction"] == rows["label"])[rows["age"].isin(ages)]
+        assert len(right) == test.size
+        np.testing.assert_allclose(right.mean(), found.personalized_accuracy[0, client], rtol=1e-6)
+    if standardize:
+        config = str(tmp_path / "run" / "config.json")
+        with pytest.raises(SystemExit):
+            main(["run", "--config", config, "--standardize", "--output", str(tmp_path / "again")])
+        assert "already standardised" in capsys.readouterr().err
 
 
 def test_a_fit_that_ctrl_c_stops_is_resumed(federation, tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -70,6 +71,48 @@ class Source(NamedTuple):
     class_names: np.ndarray | None = None
     persons: np.ndarray | None = None
     columns: TableColumns | None = None
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """Record of how a federation was made from a data set, so that a model's new inputs can be prepared alike.
+
+    Attributes:
+      inputs, scales, class_names, columns: as in `Source`; ``columns`` has the values that replace missing ones.
+      raw_dtype: dtype of the inputs before they were scaled; None if an input is not a single array.
+      scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if they were not standardised after loading.
+    """
+
+    inputs: Inputs
+    scales: list[tuple[np.float32, np.float32]] | None
+    class_names: np.ndarray | None
+    columns: TableColumns | None
+    raw_dtype: str | None
+    scaling: Any = None
+
+    @classmethod
+    def of(cls, source: Source, columns: TableColumns | None) -> Preparation:
+        """Return the preparation of a source's examples whose missing values are replaced as in ``columns``."""
+        dtype = getattr(source.x_train, "dtype", None)
+        return cls(source.inputs, source.scales, source.class_names, columns, dtype and str(dtype))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a mapping of JSON values."""
+        return {
+            "inputs": self.inputs,
+            "scales": self.scales and [[float(a), float(b)] for a, b in self.scales],
+            "class_names": None if self.class_names is None else self.class_names.tolist(),
+            "columns": self.columns and self.columns.to_json(),
+            "raw_dtype": self.raw_dtype,
+            "scaling": self.scaling and [[a.tolist() for a in jax.tree.leaves(part)] for part in self.scaling],
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Preparation) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((self.inputs, self.raw_dtype))
 
 
 class Entry(NamedTuple):
