@@ -65,10 +65,10 @@ def run(
     data_dir: str | None = None,
     json: bool = False,
 ) -> None:
-    """Run a table or figure, and print its rows beside print; what an earlier run finished is kept.
+    """Run a table or figure, and print its rows beside the printed values; what an earlier run finished is kept.
 
     Args:
-        quick: Scaled down to a minute or two, on embedded or drawn data: not comparable with print. A table that
+        quick: Scaled down to a minute or two, on embedded or drawn data: not comparable with the paper. A table that
             takes no longer in full is run so.
         output: Folder of results, each table's in a folder of its name; rows.json and rows.csv have all rows.
         data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
@@ -96,7 +96,7 @@ def show(
     json: bool = False,
     markdown: bool = False,
 ) -> None:
-    """Print every table that has results beside print: those that come with the package, and those of a folder.
+    """Print every table that has results beside the printed values: from the package, and from a folder.
 
     Args:
         output: Folder of results of jaxpfl papers run.

@@ -28,19 +28,19 @@ class _Run:
     model: str | None = setting(None, "Model: linear, mlp, cnn and others.", unless_given="by data set unless given")
     steps: int | None = setting(
         None,
-        "Gradient steps that a client can take in all.",
+        "Total number of gradient steps of a client.",
         unless_given="those of the nearest cell unless given",
         range=COUNT,
         unit="steps",
     )
     epsilon: float | None = setting(
         None,
-        "User-level privacy budget of the whole run: private cells of the map are then compared.",
+        "User-level privacy budget epsilon of the whole run; with it, the map's private cells are compared.",
         range=Range(0, LARGEST_EPSILON, True),
     )
     delta: float | None = setting(
         None,
-        "delta of the privacy claim.",
+        "Delta of the privacy claim.",
         unless_given="at most 1e-3 and a tenth of 1 / clients unless given",
         range=Range(0, 1, True, True),
     )
@@ -67,7 +67,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
         Args:
             json: Print one JSON object, the only thing on standard output.
-            config: TOML or YAML file of flags.
+            config: TOML or YAML file with flags.
         """
         _recommend(replace(file, **vars(settings)), run, config, json)
 

@@ -68,7 +68,7 @@ def runs(
 
 def compare_runs(
     first: Annotated[Positional[Path], arg(metavar="FIRST", help="A run folder.")] = MISSING,
-    second: Annotated[Positional[Path], arg(metavar="SECOND", help="Another.")] = MISSING,
+    second: Annotated[Positional[Path], arg(metavar="SECOND", help="Another run folder.")] = MISSING,
     json: _Json = False,
 ) -> None:
     """Show how two finished runs differ: in their settings, and in the scores of the methods that both have."""

@@ -81,13 +81,13 @@ class Session(WriteFlags):
     explain_plan: bool = False
     """Show how the run would be executed and why, and how much memory it would need; nothing is trained or written."""
     distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
-    """Share the run with other processes: host and a free port of process 0, the same for every process. With auto, the
+    """Run in several processes: host and a free port of process 0, the same for every process. With auto, the
     address, --processes and --process are detected under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Only process 0
     prints and writes."""
     processes: int | None = None
     """Number of processes of a distributed run."""
     process: int | None = None
-    """Number of this process in a distributed run, from 0."""
+    """Index of this process in a distributed run, from 0."""
     distributed_token: Annotated[Path | None, arg(metavar="FILE")] = None
     """File with a secret that all processes of a distributed run share; only you may be able to read it. The variable
     JAXPFL_DISTRIBUTED_TOKEN can give the secret instead. Needed unless the address is localhost."""

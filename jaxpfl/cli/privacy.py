@@ -177,7 +177,8 @@ class _Audit:
     """Number of runs (worlds) in the audit with a single canary, which takes part in about half of them; more runs can
     show a larger epsilon."""
     worlds_delta: float = 0.1
-    """Delta at which that audit's bound and the claim are compared; values from 0.01 to 0.2 are most informative."""
+    """Delta at which the bound of this audit is compared with the claim; 0.01 to 0.2 are the most informative "
+    "values."""
     canaries: int | None = None
     """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
     given."""

@@ -81,7 +81,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     def data(
         action: Annotated[
             Positional[Literal["list", "describe", "convert", "fetch"]],
-            arg(help="list the data sets; describe the split that the flags make, or convert it to files; fetch NAME."),
+            arg(help="List the data sets; describe or convert the split that the flags make; or fetch NAME."),
         ],
         name: Annotated[Positional[str], arg(metavar="[NAME]", help="The data set to download (fetch).")] = "",
         settings: Annotated[DataConfig, arg(name="")] = data_flags,

@@ -57,15 +57,15 @@ class ExecutionPlan:
     """Number of devices that share the clients; auto uses all devices, but at most one for each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
     """Clients that a device trains in one vectorised operation: map trains one client after the other (the working set
-    stays in the cache), vmap trains the whole cohort at once, and a number trains so many clients at once. auto chooses
-    by backend and model size."""
+    stays in the cache), vmap trains the whole cohort at once, and a number trains that many clients at once. auto
+    chooses by backend and model size."""
     runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
     """Execution of several seeds and settings: map trains one after the other, vmap trains all in one vectorised
     operation, and auto chooses."""
     rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
     """Largest number of rounds in one compiled call, before it returns to Python."""
     donate: bool = setting(True)
-    """Reuse the buffers of a state for the next state; otherwise both states are in memory."""
+    """Whether a state's buffers are reused for the next state; if not, memory holds both states."""
     convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
     """Form of the convolutions and pools in a user's own model: products computes them as matrix products of patches
     with each client's kernel, plain keeps the model's own operations. auto chooses plain for single clients on an
@@ -85,7 +85,7 @@ class ExecutionPlan:
     the device while the previous round computes); or disk (like host, but with the states in memory-mapped files). auto
     uses the first of these that has enough room."""
 
-    folder: str | None = setting(None, unless_given="the system's folder unless given, for at most 1 GiB")
+    folder: str | None = setting(None, unless_given="unless given, the system's temporary folder, for at most 1 GiB")
     """Folder for temporary files with the clients' states (clients_in = disk). These files have no names and vanish
     with the process. A run with a run folder stores the states there instead."""
 

@@ -94,7 +94,7 @@ class Settings:
     """
     task: str | Task | None = setting(
         None,
-        unless_given="classification unless given, or what the data set's labels are",
+        unless_given="unless given, the data set's own task, or classification",
         kind=_TASK,
         text=str | None,
     )
@@ -124,7 +124,7 @@ class Settings:
     """
     rounds: int = setting(100, range=COUNT, unit="rounds")
     """Number of federated rounds."""
-    eval_every: int | None = setting(None, unless_given="at the end alone unless given", range=COUNT, unit="rounds")
+    eval_every: int | None = setting(None, unless_given="only at the end unless given", range=COUNT, unit="rounds")
     """Number of rounds between two evaluations of all clients. The last round is always evaluated."""
     patience: int | None = setting(None, unless_given="all rounds unless given", range=COUNT, unit="evaluations")
     """Early stopping by validation scores, never test scores; the best round is reported in any case. A method stops
@@ -132,19 +132,19 @@ class Settings:
     cohort: int | None = setting(None, unless_given="all unless given", range=COUNT, unit="clients")
     """Number K <= m of clients in a round; for Poisson participation, the expected number."""
     participation: str | None = setting(
-        None, unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic"
+        None, unless_given="unless given, full if K = m, else uniform; with privacy poisson, or cyclic for banded noise"
     )
     """Sampling of cohorts: full (all clients), uniform (exactly K clients), poisson (each client independently, with
     probability K/m), or cyclic (blocks of clients take turns)."""
     cohort_cap: int | None = setting(
         None,
-        unless_given="by default enough that a round needs more with a probability below 1e-6",
+        unless_given="by default, so large that a round exceeds it with a probability below 1e-6",
         range=COUNT,
         unit="clients",
     )
-    """Number of slots of a Poisson cohort, beyond which drawn clients are left out and counted."""
+    """Maximum size of a Poisson cohort; clients that are drawn beyond it are left out and counted."""
     cycle: int | None = setting(
-        None, unless_given="unless given ceil(m/K), and all of them take part", range=COUNT, unit="rounds"
+        None, unless_given="unless given, ceil(m/K), and each client takes part in its turn", range=COUNT, unit="rounds"
     )
     """Number of rounds between two turns of a client, for cyclic participation. In each round it is the turn of m/cycle
     clients, each of which takes part independently with probability K cycle/m."""
@@ -196,7 +196,7 @@ class Settings:
     Also a function of the round (from 0) that returns a factor in [0, 1] for every rate, with a largest value of 1,
     such as ``optax.cosine_decay_schedule(1.0, rounds)``. After the last round, the last factor continues to apply.
     """
-    weighting: str | None = setting(None, unless_given="examples unless given, and uniform with privacy")
+    weighting: str | None = setting(None, unless_given="unless given, examples, or uniform with privacy")
     """Weights of the clients in the server's mean, for methods that weight clients: examples or uniform."""
     server_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
     """Optimizer of the server, applied to the mean of the clients' model updates: written as for client_optimizer, or
@@ -239,14 +239,14 @@ class Settings:
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
     """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
     graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
-    """Graph of the clients, for network-lasso. data, features and models join the nearest neighbours by input
-    distributions, by feature covariances or by locally trained models. On the command line, also a CSV file with two
-    client ids on each line.
+    """Graph of the clients, for network-lasso. data, features and models join nearest neighbours, found by input
+    distributions, by feature covariances and by locally trained models, respectively. On the command line, also a CSV
+    file with two client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """
     neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
-    """Number of nearest neighbours to which a graph of nearest neighbours joins each client."""
+    """Number of nearest neighbours that a graph joins to each client."""
 
 
 @read_help

@@ -57,8 +57,8 @@ class NoiseSettings:
     printed for DP-AdaPeD; norms and noise then apply to a step) or banded (the server adds noise correlated with
     earlier rounds' noise, so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
-    """If the clients add the noise: the least number of uploads for a round to release anything, public; for per_step
-    the expected cohort unless given."""
+    """If the clients add the noise: smallest number of uploads with which a round releases anything. This number is
+    public; for per_step, the expected cohort unless given."""
     quantile: float | None = setting(None)
     """Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021). Each client also reports
     whether its upload's norm is below the clipping norm; the noise multiplier includes the cost of this count."""

@@ -24,7 +24,7 @@ _EXAMPLE_LEVEL = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "nois
 @dataclass(frozen=True)
 class _Budget:
     epsilon: float | None = setting(None)
-    """Budget for the whole run, for which the noise is calibrated. Needs delta."""
+    """Privacy budget epsilon of the whole run, for which the noise is calibrated. Needs delta."""
     delta: float | None = setting(None)
     """delta of the claim; choose it well below 1 / clients."""
 
@@ -39,7 +39,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
     example (a single example, protected against everyone outside its silo: every client uses DP-SGD with Poisson
     batches, clips each example's gradient to C, and adds noise that depends on its number of examples)."""
     accountant: Accountant = setting("pld", text=str)
-    """pld (privacy loss distributions) or rdp (Renyi DP, for cohorts of a fixed size)."""
+    """Accountant: pld (privacy loss distributions) or rdp (Renyi DP, for cohorts of a fixed size)."""
 
     @property
     def on(self) -> bool:

@@ -70,7 +70,7 @@ class _Source:
     current folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
     that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
-    """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
+    """Folder of the data sets; unless given, $JAXPFL_DATA_DIR, or ./data if that is not set."""
     target: str | None = setting(None)
     """Column of the labels in a table csv:FILE; several columns are separated by commas."""
     client: str | None = setting(None)
@@ -78,14 +78,14 @@ class _Source:
     missing: str = setting("refuse")
     """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
     by the median, or the most frequent text, of all clients' training rows; or impute-client by those of the client's
-    own training rows. Imputed columns have another feature that indicates missing values."""
+    own training rows. Each imputed column adds a feature that indicates missing values."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
     date: str | None = setting(None)
     """Columns of dates in a table csv:FILE, separated by commas; each becomes a number of days."""
     split_date: str | None = setting(None)
-    """First day of the test rows in a table csv:FILE, such as 2025-01-31, by the first column of --date; training rows
-    are those before it, and validation rows each client's last training rows."""
+    """Date, such as 2025-01-31, that splits a table csv:FILE by the first column of --date: earlier rows are for
+    training, the others for testing. Validation rows are each client's last training rows."""
     person: str | None = setting(None)
     """Column of a table csv:FILE that names each row's person; a client's rows of one person are never in different
     splits."""
@@ -116,9 +116,10 @@ class DataConfig(Split, _Source):
             f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
         ),
     )
-    """Clients in addition to --clients that do not take part in training: after the last round, they adapt and are
-    scored. With test, these are the users of the official test set that have no training examples (LEAF's split by
-    user), and the other users train on all their examples."""
+    """Number of clients that do not take part in training: after the last round, they adapt and are scored. They are in
+    addition to the number of clients if it is set (by --clients, or by data set); if the data determine the clients, as
+    with --client, they are held out. With test, these are the users of the official test set that have no training
+    examples (LEAF's split by user), and the other users train on all their examples."""
 
     @property
     def named_task(self) -> str | None:
@@ -154,8 +155,8 @@ class RunConfig(Settings, DataConfig):
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
     """Number of seeds; the runs of all seeds are one program."""
     time_to: float | None = setting(None, unless_given="none unless given")
-    """Score of the personalised models, averaged over clients. The results give the simulated time (see time_model)
-    until the first evaluation that reaches this score."""
+    """Target score of the personalised models, averaged over clients. The results give the simulated time (see
+    time_model) until the first evaluation that reaches this score."""
     eval_every: int = setting(10, range=COUNT)
     """Number of rounds between evaluations of all clients; the last round is always evaluated."""
     checkpoint_every: int = setting(50, range=COUNT)

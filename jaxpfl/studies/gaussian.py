@@ -110,7 +110,7 @@ class GaussianSettings(GaussianPopulation):
     """
 
     mean: float = 0.0
-    """mu, in each dimension."""
+    """Population mean mu, in each dimension."""
     uploads: int | None = None
     """K: number of clients that send; the others personalise as well. By default all send."""
     repetitions: int = within(60, checks.count)
