@@ -21,9 +21,9 @@ import jaxpfl, jaxpfl.privacy
 rng = np.random.default_rng(0)
 clients, test = ([(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)] for _ in range(2))
 federation = jaxpfl.stack_clients(clients, test=test)
-given = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 3}
+given = {"model": "linear", "rounds": 1, "local_steps": 1, "batch_size": 3}
 given["plan"] = jaxpfl.ExecutionPlan(clients="map", runs="map")  # its programs compile in half the time
-result = jaxpfl.fit("adaped", federation, **given)
+result = jaxpfl.fit("local", federation, **given)
 assert result.personalized_accuracy.shape == (1, 3)
 
 mechanism = jaxpfl.privacy.Mechanism(1.0, 1.0)

@@ -99,9 +99,9 @@ def scores(folder: Path, name: str) -> np.ndarray:
 
 def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Path, capsys):
     small = [*SMALL, "--set", "mixed.share=0.5", "--lr", "0.05", "--quiet"]
-    done = jaxpfl(capsys, "compare", "local", "mine.py:METHOD", *small, "--output", "run", "--json")
+    done = jaxpfl(capsys, "run", "mine.py:METHOD", *small, "--output", "run", "--json")
     assert done.status == 0, done.err
-    assert done.json["methods"].keys() == {"local", "mixed"}  # what the file prints is not on standard output
+    assert done.json["methods"].keys() == {"mixed"}  # what the file prints is not on standard output
     assert done.err == "the file runs\n"
     record = json.loads((here / "run" / "config.json").read_text())
     assert record["code"] == {"mixed": "mine.py:METHOD"}
@@ -109,15 +109,12 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
     assert not list(here.rglob("__pycache__"))
 
     federation = federate(load("digits"), clients=6, classes_per_client=3, test_share=0.5)
-    more = {"cohort": 3, "batch_size": 5, "local_steps": 2, "seeds": 2, "lr": 0.05}
-    same, longer = (
-        fit("mine.py:METHOD", federation, model="linear", hyper={"share": 0.5}, **more | {"rounds": rounds})
-        for rounds in (4, 6)
-    )
-    np.testing.assert_array_equal(scores(here / "run", "mixed"), same.personalized_accuracy)
+    more = {"cohort": 3, "batch_size": 5, "local_steps": 2, "seeds": 2, "lr": 0.05, "rounds": 6, "eval_every": 2}
+    longer = fit("mine.py:METHOD", federation, model="linear", hyper={"share": 0.5}, **more)
+    np.testing.assert_array_equal(scores(here / "run", "mixed"), longer.scores["after"]["accuracy"][1])
 
     (here / "beside.py").write_text("SHARE = 0.75\n")
-    grown = ["compare", "local", "mine.py:METHOD", *small, "--rounds", "6", "--output", "run", "--resume"]
+    grown = ["run", "mine.py:METHOD", *small, "--rounds", "6", "--output", "run", "--resume"]
     refused = jaxpfl(capsys, *grown)
     assert refused.status == 2
     assert "beside.py has changed (restore it from run/code/beside.py, or start anew)" in refused.err
@@ -133,10 +130,9 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
         "the file runs",
     ]
     shutil.move("run", "moved")
-    resumed = jaxpfl(
-        capsys, "compare", "--config", "moved/config.json", "--rounds", "6", "--output", "moved", "--resume"
-    )
+    resumed = jaxpfl(capsys, "run", "--config", "moved/config.json", "--rounds", "6", "--output", "moved", "--resume")
     assert resumed.status == 0, resumed.err
+    assert "rounds: 4 -> 6" in resumed.err
     assert json.loads((here / "moved" / "config.json").read_text())["code"] == record["code"]
     np.testing.assert_array_equal(scores(here / "moved", "mixed"), longer.personalized_accuracy)
     (here / "moved" / "code" / "beside.py").write_text("SHARE = 1\n")
@@ -146,8 +142,9 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
 
 @pytest.mark.filterwarnings("ignore:.*the code of whoever made these results")
 def test_a_sweep_over_own_fields_and_its_worker_elsewhere(here: Path, capsys, monkeypatch):
-    grid = ["--grid", "mixed.share=0.2,0.9", "--model", "models.py:net", "--search-seeds", "1", "--quiet"]
-    args = ["sweep", "mine.py:METHOD", *SMALL[2:8], "--rounds", "2", "--seeds", "2", *grid, "--output", "sweep"]
+    grid = ["--grid", "mixed.share=0.2,0.9", "--model", "models.py:net", "--quiet"]
+    args = ["sweep", "mine.py:METHOD", *SMALL[2:8], "--rounds", "2", "--seeds", "1", *grid, "--output", "sweep"]
+    monkeypatch.setattr("jaxpfl.runs.sweep.sweep.figures", lambda summary: {})
     done = jaxpfl(capsys, *args, "--json")
     assert done.status == 0, done.err
     best = json.loads((here / "sweep" / "best" / "mixed.json").read_text())

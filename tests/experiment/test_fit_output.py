@@ -146,7 +146,7 @@ def test_what_a_folder_cannot_hold_is_refused_and_nothing_is_left(federation, tm
 def test_the_table_has_every_model_and_names_the_worst_clients(federation) -> None:
     named = federation._replace(client_names=Names("abcdef"))
     trained, unseen = jaxpfl.set_apart(named, 2, 0)
-    fit = jaxpfl.fit("adaped", trained, unseen=unseen, **SMALL)
+    fit = jaxpfl.fit("fedavg-ft", trained, unseen=unseen, **SMALL)
     table = repr(fit)
     assert len(table.splitlines()) <= 10
     rows = {line.split("  ")[0] or line.split()[0]: line for line in map(str.strip, table.splitlines())}
