@@ -12,8 +12,8 @@ from jaxpfl.runs.records import DIVERGED, DONE, Record, Value
 from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
 from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings
 from jaxpfl.runs.sweep.plan import runs_of as runs_of_sweep
+from jaxpfl.runs.sweep.results import select
 from jaxpfl.runs.sweep.runner import run_missing
-from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
 

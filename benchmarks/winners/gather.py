@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import DONE, Record
-from jaxpfl.runs.sweep.selection import Tried, choose, setting_key
+from jaxpfl.runs.sweep.results import Tried, choose, setting_key
 
 from .atlas import Place, Scores
 from .cells import Cell, Contender, contenders

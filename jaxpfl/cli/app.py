@@ -14,7 +14,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from jaxpfl.cli import parsing, training
-from jaxpfl.cli.output import QUIET
+from jaxpfl.cli.training import QUIET
 from jaxpfl.runs import compile_cache
 from jaxpfl.support import own_code, signals
 from jaxpfl.support.console import settle

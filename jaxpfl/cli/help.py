@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
-from jaxpfl.cli.output import Output, Session, WriteFlags
+from jaxpfl.cli.estimate import Output
 from jaxpfl.cli.parsing import REQUIRED, Flag
+from jaxpfl.cli.training import Session, WriteFlags
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import DataConfig, RunConfig

@@ -13,8 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.output import WriteFlags
-from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
+from jaxpfl.cli.training import DEFAULT_METHODS, Flags, WriteFlags, named_file
 from jaxpfl.core.settings import Range, check, part_of, read_help, setting
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import (
@@ -145,7 +144,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep import runner
-    from jaxpfl.runs.sweep.summary import print_sweep
+    from jaxpfl.runs.sweep.results import print_sweep
     from jaxpfl.runs.sweep.sweep import Sweep, finish
     from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console

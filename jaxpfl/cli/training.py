@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.output import Session
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import (
     TEST_USERS,
@@ -28,12 +27,87 @@ from jaxpfl.runs.config import (
     resolve,
 )
 from jaxpfl.support import signals
-from jaxpfl.support.console import claim_file, signed
+from jaxpfl.support.console import Console, claim_file, signed
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
     from jaxpfl.runs.tracking import Tracker
+
+QUIET = "--quiet"
+
+
+@dataclass(frozen=True)
+class WriteFlags:
+    """Flags for replacing earlier results, and for progress and notes."""
+
+    force: bool = False
+    """Replace earlier results of the same command in --output; a folder that contains anything else is refused."""
+    quiet: bool = False
+    """Print only the result and errors: no progress, notes or warnings (--strict turns warnings into errors)."""
+
+    def check_force(self, output: Path | None, *, resume: bool) -> None:
+        """Check that ``--force``, which is given, has ``--output`` beside it and not ``--resume``.
+
+        Raises:
+          JaxpflError: if ``--force`` is used in another way.
+        """
+        if resume:
+            raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
+        if output is None:
+            raise JaxpflError("--force replaces the folder that --output names: give --output too")
+
+    def notes(self, *, writes: bool = True) -> Console:
+        """Return a console on standard error for progress and notes.
+
+        Args:
+          writes: whether this process prints; otherwise, or if ``--quiet`` is given, the console is silent.
+        """
+        return Console(stderr=True, quiet=self.quiet or not writes)
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error, unless ``--quiet`` is given."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Session(WriteFlags):
+    """Flags of a run for its output, resuming, tracking, and several processes."""
+
+    output: Annotated[Path | None, NEW_FOLDER] = None
+    """Run folder; runs/COMMAND-DATA-HASH unless given."""
+    resume: bool = False
+    """Continue an earlier run of the same config from its last checkpoint."""
+    config: Path | None = None
+    """TOML or YAML file with flags and methods (methods = ["local", "adaped"]), or a run folder's config.json; flags on
+    the command line take precedence."""
+    json: bool = False
+    """Print the summary as one JSON object and nothing else on standard output."""
+    strict: bool = False
+    """Turn warnings into errors."""
+    profile: bool = False
+    """Write a trace of a few rounds of each method to RUN/profile, for xprof or TensorBoard."""
+    tensorboard: bool = False
+    """Also write TensorBoard event files to RUN/tensorboard: means over the seeds, by method and round."""
+    mlflow: Annotated[str | None, arg(metavar="URI")] = None
+    """Also send each method's records to MLflow: address of its server, or a folder (needs the extra mlflow)."""
+    wandb: Annotated[str | None, arg(metavar="PROJECT")] = None
+    """Also send each method's records to this Weights & Biases project (needs the extra wandb)."""
+    explain_plan: bool = False
+    """Show how the run would be executed and why, and how much memory it would need; nothing is trained or written."""
+    distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """Run in several processes: host and a free port of process 0, the same for every process. With auto, the
+    address, --processes and --process are detected under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Only process 0
+    prints and writes."""
+    processes: int | None = None
+    """Number of processes of a distributed run."""
+    process: int | None = None
+    """Index of this process in a distributed run, from 0."""
+    distributed_token: Annotated[Path | None, arg(metavar="FILE")] = None
+    """File with a secret that all processes of a distributed run share; only you may be able to read it. The variable
+    JAXPFL_DISTRIBUTED_TOKEN can give the secret instead. Needed unless the address is localhost."""
+
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -184,7 +258,6 @@ def _experiment(
     from jaxpfl.runs.stored_run import check_data, check_recorded
     from jaxpfl.runs.terminal import Terminal, explain_plan, print_explanation, print_table
     from jaxpfl.support import distributed, processes
-    from jaxpfl.support.console import Console
 
     with ExitStack() as stack:
         if session.force:
@@ -287,7 +360,6 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
     from jaxpfl.runs.export import Selection, export
     from jaxpfl.runs.run_folder import uncovered
     from jaxpfl.runs.terminal import print_export
-    from jaxpfl.support.console import Console
 
     use_cpu_cores()
     compile_cache.enable()

@@ -46,7 +46,7 @@ from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs import data_sets, stored_code
+from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.data_sets import is_table, preset
 from jaxpfl.runs.names_elsewhere import unknown_setting
 from jaxpfl.runs.run_folder import FEDERATION
@@ -349,7 +349,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 def to_json(config: RunConfig) -> dict[str, Any]:
     """Return the config as a dict of JSON values; files of the user are named without their folders."""
-    return json.loads(json.dumps(dataclasses.asdict(stored_code.located(config))))
+    return json.loads(json.dumps(dataclasses.asdict(run_folder.located(config))))
 
 
 def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
@@ -478,8 +478,8 @@ def read(path: str | Path) -> ConfigFile:
     if checksum is not None and (Path(path).parent / FEDERATION).is_dir():  # the folder may have been moved
         config = dataclasses.replace(config, data_dir=str(Path(path).parent))
     if code is not None:
-        folder = Path(path).parent / stored_code.CODE
-        methods, config = stored_code.methods_in(folder, methods, code), stored_code.located(config, folder)
+        folder = Path(path).parent / run_folder.CODE
+        methods, config = run_folder.methods_in(folder, methods, code), run_folder.located(config, folder)
     return ConfigFile(config, tuple(methods), hyper, known, Path(path))
 
 

@@ -33,7 +33,7 @@ from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
 from jaxpfl.engine.evaluate import mean_over_clients, milestones
 from jaxpfl.engine.fit import Evaluated
-from jaxpfl.runs import results, run_folder, stored_code
+from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
 from jaxpfl.runs.control import Ahead, CompileClock, Interrupt, Interrupted, Pace, Patience, Reporter
@@ -73,8 +73,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
     allowed = []
     methods, config = experiment.methods, experiment.config
-    texts = stored_code.texts_of(config, methods)
-    sources = stored_code.sources_of(methods) if texts else {}
+    texts = run_folder.texts_of(config, methods)
+    sources = run_folder.sources_of(methods) if texts else {}
     new = {
         "methods": list(methods),
         "config": to_json(config),
@@ -98,7 +98,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         if not has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data have changed")
         semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
-        semantic += stored_code.changes(folder, texts)
+        semantic += run_folder.code_changes(folder, texts)
         semantic += [f"{name} was {one}" for name, one in old.get("code", {}).items() if sources.get(name) != one]
         if old.get("graph") not in (None, new["graph"]):
             semantic.append("the graph of the clients has changed")
@@ -123,7 +123,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if texts:
-            stored_code.write(folder, texts)
+            run_folder.write_code(folder, texts)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:

@@ -13,12 +13,11 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.runs import results, stored_code
+from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
-from jaxpfl.runs.run_folder import FEDERATION, GRAPH
+from jaxpfl.runs.run_folder import CODE, FEDERATION, GRAPH
 from jaxpfl.runs.setup import Experiment, has_checksum, prepare, require
-from jaxpfl.runs.stored_code import CODE
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
@@ -71,7 +70,7 @@ class StoredRun(NamedTuple):
         config = dataclasses.replace(self.config, warm_start=None)
         own = {}
         if (code := self.record.get("code")) is not None:
-            own = {one.name: one for one in map(algorithms.get, stored_code.methods_in(self.folder / CODE, code, code))}
+            own = {one.name: one for one in map(algorithms.get, run_folder.methods_in(self.folder / CODE, code, code))}
         # The graph is read from the run folder, because the user's file may have moved or the graph had to be computed.
         if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
@@ -103,7 +102,7 @@ def open_run(folder: Path) -> StoredRun:
     config = from_mapping(record["config"], str(path))
     if (folder / FEDERATION).is_dir():  # the folder may have been moved
         config = dataclasses.replace(config, data_dir=str(folder))
-    config = stored_code.located(resolve(config), folder / CODE)
+    config = run_folder.located(resolve(config), folder / CODE)
     return StoredRun(folder, record, config, record["methods"])
 
 

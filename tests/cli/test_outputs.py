@@ -9,7 +9,7 @@ import pytest
 from command import SMALL, jaxpfl
 
 from jaxpfl import JaxpflError
-from jaxpfl.cli.output import Output, claim, write
+from jaxpfl.cli.estimate import Output, claim, write
 
 WHEN = ["estimate", "when", "--clients", "50", "--samples", "5"]
 GAUSSIAN = ["estimate", "gaussian", "--clients", "9", "--samples", "3", "--repetitions", "2"]
@@ -136,7 +136,7 @@ def test_folders_of_others_are_refused_and_kept(tmp_path, capsys, files, command
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     before = contents(tmp_path)
-    assert "--output" in refused(capsys, *command, "--output", tmp_path)
+    assert "choose another" in refused(capsys, *command, "--output", tmp_path)
     assert contents(tmp_path) == before
 
 

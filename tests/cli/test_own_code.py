@@ -17,7 +17,7 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import task_of
 from jaxpfl.models.base import leaves_by_path
 from jaxpfl.runs.config import RunConfig, check_given
-from jaxpfl.runs.stored_code import texts_of
+from jaxpfl.runs.run_folder import texts_of
 from jaxpfl.runs.sweep import runner
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import own_code

@@ -23,7 +23,7 @@ from jaxpfl.runs.export import export
 from jaxpfl.runs.records import FAILED, Journal, Record
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.grid import Grid, parse
-from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.runs.sweep.results import summarize
 from jaxpfl.support import files
 
 METHODS = ("local", "adaped")

@@ -15,8 +15,8 @@ from jaxpfl.runs.setup import load_federation
 from jaxpfl.runs.sweep import execute
 from jaxpfl.runs.sweep.execute import Data, run_group
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.results import select
 from jaxpfl.runs.sweep.runner import run_missing
-from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep, caveats
 from jaxpfl.support.errors import OutOfMemoryError
 

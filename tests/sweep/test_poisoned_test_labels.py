@@ -9,8 +9,8 @@ from small import sweep_of
 
 from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Record
+from jaxpfl.runs.sweep.results import Choice, select
 from jaxpfl.runs.sweep.runner import run_missing
-from jaxpfl.runs.sweep.selection import Choice, select
 from jaxpfl.runs.sweep.sweep import Sweep
 
 CLASSES = 3

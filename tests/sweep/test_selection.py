@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep.selection import Tried, choose, select, setting_key, sort_records
+from jaxpfl.runs.sweep.results import Tried, choose, select, setting_key, sort_records
 
 SEEDS = (0, 1, 2)
 

@@ -13,8 +13,7 @@ from PIL import Image
 from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
 from jaxpfl.runs.sweep import plots
 from jaxpfl.runs.sweep.plots import along, axes_of, is_drawn, points_of
-from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.runs.sweep.results import select, summarize
 from jaxpfl.support.console import save, signature, signed
 
 SEEDS = (0, 1)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import UNFINISHED, summarize
+from jaxpfl.runs.sweep.results import UNFINISHED, select, summarize
 from jaxpfl.runs.sweep.sweep import caveats
 
 SEEDS = (0, 1, 2)

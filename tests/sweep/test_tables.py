@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jaxpfl.runs.records import DIVERGED, FAILED, Record
-from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import best_sheet, print_sweep, rows_sheet, summarize
+from jaxpfl.runs.sweep.results import best_sheet, print_sweep, rows_sheet, select, summarize
 from jaxpfl.support.console import Console
 
 SEEDS = (0, 1)

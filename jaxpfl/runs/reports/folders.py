@@ -13,8 +13,7 @@ from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine.scores import over_clients, stored_headline
 from jaxpfl.runs import results
 from jaxpfl.runs.records import Journal
-from jaxpfl.runs.run_folder import SUMMARY, is_locked
-from jaxpfl.runs.stored_code import CODE
+from jaxpfl.runs.run_folder import CODE, SUMMARY, is_locked
 from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.sweep import Sweep

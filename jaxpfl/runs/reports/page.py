@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl.runs.sweep.summary import Sheet
+from jaxpfl.runs.sweep.results import Sheet
 from jaxpfl.support.console import GRID, INK
 from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import contents

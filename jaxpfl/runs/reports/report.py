@@ -33,7 +33,7 @@ from jaxpfl.runs.reports.page import (
 from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
-from jaxpfl.runs.sweep import summary as tables
+from jaxpfl.runs.sweep import results as tables
 from jaxpfl.runs.sweep.definition import FILE, Definition, read
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, label

@@ -16,12 +16,12 @@ from jaxpfl.core import exclusions
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
-from jaxpfl.runs import data_sets, stored_code
+from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
-from jaxpfl.runs.stored_code import CODE
+from jaxpfl.runs.run_folder import CODE
 from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings, concerns, fill_privacy, named
-from jaxpfl.runs.sweep.selection import DATA_FIELDS
+from jaxpfl.runs.sweep.results import DATA_FIELDS
 from jaxpfl.similarity.graphs import from_edges
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
@@ -94,12 +94,12 @@ class Definition:
             "grid": self.grid.to_json(),
             "search": dataclasses.asdict(self.search),
             "orders": ORDERS,
-            **({"code": stored_code.sources_of(self.methods)} if self.texts() else {}),
+            **({"code": run_folder.sources_of(self.methods)} if self.texts() else {}),
         }
 
     def texts(self) -> dict[str, bytes]:
-        """Return the contents of the user's files, as `stored_code.texts_of` returns them."""
-        return stored_code.texts_of(self.config, self.methods)
+        """Return the contents of the user's files, as `run_folder.texts_of` returns them."""
+        return run_folder.texts_of(self.config, self.methods)
 
 
 def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search | None = None) -> Definition:
@@ -227,10 +227,10 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
             raise JaxpflError(f"{path}: another version drew the examples in a different order; start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
         if (code := stored.get("code")) is not None:
-            config = stored_code.located(config, path.parent / CODE)
+            config = run_folder.located(config, path.parent / CODE)
             if not runs_code:
                 return Definition(tuple(methods), config, grid, search)
-            methods = stored_code.methods_in(path.parent / CODE, methods, code)
+            methods = run_folder.methods_in(path.parent / CODE, methods, code)
         return define(methods, config, grid, search)
 
 
@@ -249,7 +249,7 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
     if old.search != new.search:
         ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
         semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-    semantic += grid_changes(old.grid, new.grid) + stored_code.changes(folder, new.texts())
+    semantic += grid_changes(old.grid, new.grid) + run_folder.code_changes(folder, new.texts())
     if semantic:
         raise JaxpflError(f"--resume would change the sweep in {folder}: {'; '.join(semantic)}")
 

@@ -33,7 +33,7 @@ from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.sweep.grid import apply_settings, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run
-from jaxpfl.runs.sweep.selection import DATA_FIELDS
+from jaxpfl.runs.sweep.results import DATA_FIELDS
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, is_exhausted
 

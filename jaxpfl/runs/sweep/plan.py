@@ -22,7 +22,7 @@ from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Record, Value, run_id
 from jaxpfl.runs.sweep.definition import Definition, rounds_of
 from jaxpfl.runs.sweep.grid import apply_settings, concerns, fill_privacy, is_traced, share_of
-from jaxpfl.runs.sweep.selection import headline_of, setting_key, validation_scores
+from jaxpfl.runs.sweep.results import headline_of, setting_key, validation_scores
 from jaxpfl.support.errors import JaxpflError
 
 

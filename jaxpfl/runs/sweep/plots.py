@@ -15,8 +15,7 @@ import numpy as np
 
 from jaxpfl.engine.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DONE, Value, value_words
-from jaxpfl.runs.sweep.selection import setting_key
-from jaxpfl.runs.sweep.summary import chosen_settings
+from jaxpfl.runs.sweep.results import chosen_settings, setting_key
 from jaxpfl.support.console import INK, entitle, literal, plain, shades
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.engine import use_cpu_cores
-from jaxpfl.runs import compile_cache, stored_code
+from jaxpfl.runs import compile_cache, run_folder
 from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Record
-from jaxpfl.runs.stored_code import CODE
+from jaxpfl.runs.run_folder import CODE
 from jaxpfl.runs.sweep.definition import UNFINISHED
 from jaxpfl.runs.sweep.execute import Data, Prepared, States, prepare_group, run_group
 from jaxpfl.runs.sweep.plan import Group
@@ -163,7 +163,7 @@ def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     use_cpu_cores(devices)
     compile_cache.enable()
     sweep, records = _sweep_there(folder), list[Record]()
-    group = dataclasses.replace(group, config=stored_code.located(group.config, sweep.folder / CODE))
+    group = dataclasses.replace(group, config=run_folder.located(group.config, sweep.folder / CODE))
     run_group(group, sweep.data, records.extend, Reporter(), unfinished=sweep.folder / UNFINISHED / group.name)
     return records
 

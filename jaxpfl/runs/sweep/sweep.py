@@ -20,7 +20,7 @@ import jax
 from jaxpfl import __version__, algorithms
 from jaxpfl.engine.scores import Headline
 from jaxpfl.engine.spec import OWN
-from jaxpfl.runs import stored_code
+from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
 from jaxpfl.runs.run_folder import SUMMARY, check_place, clear
@@ -40,8 +40,7 @@ from jaxpfl.runs.sweep.plan import (
     runs_of,
 )
 from jaxpfl.runs.sweep.plots import figures
-from jaxpfl.runs.sweep.selection import Choice, select, select_each, sort_records
-from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.runs.sweep.results import Choice, select, select_each, sort_records, summarize
 from jaxpfl.support import files
 from jaxpfl.support.console import save, signed
 from jaxpfl.support.errors import JaxpflError, shown, writing
@@ -105,7 +104,7 @@ class Sweep:
         if force and (folder / FILE).exists():
             clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
-        stored_code.write(folder, definition.texts())
+        run_folder.write_code(folder, definition.texts())
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices, so Ray's workers must use the same number.
         versions |= {"devices": len(jax.devices())}
