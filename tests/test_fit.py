@@ -89,7 +89,7 @@ def test_clients_without_test_examples_have_no_score(federation):
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"rounds": 2.5}, "rounds must be a whole number, got 2.5"),
         ({"eval_every": -1}, "eval_every must be at least 1"),
-        ({"num_classes": 2}, "num_classes is 2 but labels go up to 2"),
+        ({"num_classes": 2}, "num_classes must be above 2, the largest label, got 2"),
         ({"seeds": [2**32]}, "a seed must be between 0"),
         ({"hyper": {"c": "fast"}}, "adaped.c must be a number, or one for each run, got 'fast'"),
         ({"seeds": 0}, "at least one seed"),

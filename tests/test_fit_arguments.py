@@ -38,7 +38,7 @@ WRONG = [
     *[(name, -1, f"{name} must be at least 1, got -1") for name in ("rounds", "local_steps", "batch_size")],
     ("rounds", 2**31, "rounds must be at most 2147483647, got 2147483648"),
     ("cohort", -1, "cohort must be at least 1, got -1"),
-    ("num_classes", 0, "num_classes is 0 but labels go up to 2"),
+    ("num_classes", 0, "num_classes must be above 2, the largest label, got 0"),
     ("dropout", "0.1", "dropout must be a number, or one for each run, got '0.1'"),
     ("dropout", NAN, "dropout must be >= 0 and < 1, got nan"),
     ("dropout", None, "dropout must be a number, or one for each run, got None"),
@@ -136,7 +136,7 @@ def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation)
     given = {"model": "linear", "rounds": 1, "local_steps": 1}
     hp = jaxpfl.fit("ditto", federation, lr=0.2, hyper={"lr_personal": 0.5}, **given).simulation.hp
     assert (float(hp.lr), float(hp.lr_personal)) == pytest.approx((0.2, 0.5))
-    with pytest.warns(JaxpflWarning, match=r"hyper sweeps lr only, and the other rates of ditto .* lr_personal = 0.1"):
+    with pytest.warns(JaxpflWarning, match=r"hyper sets only lr, and the other rates of ditto .* lr_personal = 0.1"):
         jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3]}, seeds=2, **given)
     # Nothing to say where all are given, or there is one.
     jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3], "lr_personal": 0.1}, seeds=2, **given)

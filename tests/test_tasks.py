@@ -143,14 +143,14 @@ def test_labels_of_any_split_count_for_a_models_outputs():
         new = None if unseen is None else jaxpfl.stack_clients(clients, test=unseen)
         with pytest.raises(JaxpflError, match=r"and \d classes need"):
             jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model, **given)
-    with pytest.raises(JaxpflError, match="num_classes is 2 but labels go up to 2"):
+    with pytest.raises(JaxpflError, match="num_classes must be above 2, the largest label, got 2"):
         jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2), **model)
     below = jaxpfl.stack_clients(clients, test=clients)
     below = below._replace(train=below.train.with_examples(y=below.train.examples.y - 1))
     with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
         jaxpfl.fit("fedavg", below, **model)
     two = jaxpfl.stack_clients([(x, y % 2) for x, y in clients], test=clients[:2])
-    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* there are 3 classes: set num_classes = 4 if"):
+    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* labels show 3 classes: set num_classes = 4"):
         jaxpfl.fit("fedavg", two, **model | {"model": outputs(None, 4)})
 
 
@@ -453,7 +453,7 @@ def test_options_of_classes_are_refused(method, options, message):
 @pytest.mark.parametrize(
     ("data", "given", "message"),
     [
-        ({}, {"num_classes": 3}, "there are 3 tokens, but labels go up to 6"),
+        ({}, {"num_classes": 3}, "the number of tokens, must be above 6, the largest label, got 3"),
         ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token must be integers .* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
         (

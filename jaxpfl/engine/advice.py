@@ -41,7 +41,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
-                f"{spec.method.name}: a round of all clients waits for the slowest, as if synchronous: set a cohort",
+                f"{spec.method.name}: rounds of all clients wait for the slowest, like synchronous rounds: set a "
+                "cohort",
                 strict=strict,
             )
         names, own = rates(spec.method.hyper), spec.hyper
@@ -49,7 +50,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
         if spec.lr is None and np.ndim(own.get("lr", 0)) and others:
             at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
             warn(
-                f"hyper sweeps lr only, and the other rates of {spec.method.name} stay at {at}: fit(lr=...) moves "
+                f"hyper sets only lr, and the other rates of {spec.method.name} stay at {at}: fit(lr=...) sets "
                 "them all",
                 strict=strict,
             )

@@ -214,7 +214,7 @@ def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
         others = "lr_schedule or local_steps" if falling[0] == "lr_decay" else "local_steps"
         raise JaxpflError(
             f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} depends on the steps of the client with "
-            f"the most examples, which every upload would reveal: with privacy set {falling[0]} = 1, or give {others}"
+            f"the most examples, which every upload would reveal: with privacy, set {falling[0]} = 1, or give {others}"
         )
 
 

@@ -162,7 +162,9 @@ class Models:
         if file not in self._stacks:
             self._stacks[file] = self._read(file)
         if any(array.ndim == 0 or len(array) <= row for array in self._stacks[file].values()):
-            raise JaxpflError(f"{self._folder / file} holds fewer clients than {MANIFEST} lists, at least {row + 1}")
+            raise JaxpflError(
+                f"{self._folder / file} holds fewer clients than {MANIFEST}, which lists at least {row + 1}"
+            )
         return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
 
     @property

@@ -190,7 +190,9 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
         totals = sizes.sum(axis=1, dtype=np.int64)
         part = max(int(totals.max()), 1)
         if part * devices > MOST_EXAMPLES:
-            raise JaxpflError(f"{devices} devices hold {part} examples each: at most {MOST_EXAMPLES} in all fit")
+            raise JaxpflError(
+                f"devices x examples must be at most {MOST_EXAMPLES}, got {devices} x {part}: use fewer devices"
+            )
 
         def spread(leaf: Any) -> jax.Array:
             on_host = np.asarray(leaf)

@@ -170,7 +170,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         largest = max(int(y.max(initial=0)) for y in labels)
         classes = largest + 1 if stated is None else stated
         if classes <= largest:
-            raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
+            raise JaxpflError(f"num_classes must be above {largest}, the largest label, got {classes}")
         return classes
     if kind == NEXT_TOKEN:
         return _tokens(stated, federation, examples)
@@ -204,7 +204,9 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
         tokens = max(int(part.x.max(initial=0)) for part in examples) if read else 0
         return max(largest, tokens) + 1
     if largest >= stated:
-        raise JaxpflError(f"there are {stated} tokens, but labels go up to {largest}")
+        raise JaxpflError(
+            f"num_classes, the number of tokens, must be above {largest}, the largest label, got {stated}"
+        )
     return stated
 
 
@@ -242,7 +244,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
         one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
         raise JaxpflError(f"{returns}, and {outputs} {what} need {_shape(n, (*rows, outputs))}{one}")
     if found[-1] > outputs:
-        warn(f"{returns}, and there are {outputs} {what}: set num_classes = {found[-1]} if others may come")
+        warn(f"{returns}, but the labels show {outputs} {what}: set num_classes = {found[-1]} if more exist")
 
 
 def _shape(n: int, shape: tuple[int, ...]) -> str:

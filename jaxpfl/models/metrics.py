@@ -284,8 +284,8 @@ NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
 }
 """Metrics by name, then by task; None if the task has the metric by default."""
 _NEEDS = {
-    "balanced_accuracy": "one class of each example",
-    **dict.fromkeys(("rmse", "mae", "r2"), "labels that are numbers"),
+    "balanced_accuracy": "one class per example",
+    **dict.fromkeys(("rmse", "mae", "r2"), "numeric labels"),
     "perplexity": "a label at each position",
 }
 

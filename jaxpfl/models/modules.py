@@ -70,8 +70,8 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
             names = _names(path)
             if names[:-1] not in layers:
                 raise JaxpflError(
-                    f"{name} has the running statistic {'/'.join(names)!r}, which is not of a flax.linen.BatchNorm: "
-                    "padded examples would count in it"
+                    f"{name} has the running statistic {'/'.join(names)!r}, which no flax.linen.BatchNorm owns: "
+                    "padded examples would count in it; use GroupNorm"
                 )
         # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
@@ -151,9 +151,13 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
     else:
         axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
         if getattr(layer, "axis_name", None) is not None:
-            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: each client needs its own")
+            raise JaxpflError(
+                f"{name}: {at} has axis_name = {layer.axis_name}: leave it out, as each client normalises alone"
+            )
         if any(one % x.ndim == 0 for one in features):
-            raise JaxpflError(f"{name}: {at} treats examples as features (axis = {layer.axis})")
+            raise JaxpflError(
+                f"{name}: {at} treats examples as features (axis = {layer.axis}): leave out the first axis"
+            )
     if x.shape[axis] != len(valid):
         raise JaxpflError(f"{name}: {at} sees {x.shape[axis]} rows of {len(valid)} examples: padding would count in it")
     shape = [1] * x.ndim
@@ -256,7 +260,8 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
     for path, leaf in jax.tree.leaves_with_path(rest):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise JaxpflError(
-                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}: pass an instance, not a function"
+                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}, not of real numbers: pass an "
+                "instance, not a function"
             )
     paths = [_names(path) for path, _ in jax.tree.leaves_with_path(variables)]
     structure = jax.tree.structure(variables)

@@ -97,7 +97,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
         return cast(Relation, asked)
     who = "the clients'" if by_clients else "central"
     raise JaxpflError(
-        f"{sampling.name} participation with {who} noise is accounted under {' or '.join(supported)}, not {asked}"
+        f"relation must be {' or '.join(supported)} for {sampling.name} participation with {who} noise, got {asked}"
     )
 
 

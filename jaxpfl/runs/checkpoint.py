@@ -338,7 +338,7 @@ class Unfinished:
             if len(found["read"]) < before:
                 raise JaxpflError(f"{self._folder} lacks the results before round {done}")
         except JaxpflError as error:
-            warn(f"{error}: its runs start over")
+            warn(f"{error}: its runs start again from round 0")
             self.remove()
             return first, 0, 0.0, []
         return state, done, seconds, found["read"][:before]

@@ -253,7 +253,7 @@ def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
         without["test_share"] = f"split_date = {config.split_date} chooses the test rows"
     if data_sets.is_stored(config.data):
         names = set(data_sets.FIELDS) - {"data", "data_dir", "task"}
-        without |= dict.fromkeys(names, f"{config.data} is saved: jaxpfl data convert takes it")
+        without |= dict.fromkeys(names, f"jaxpfl data convert has already split {config.data}")
     for name, why in without.items():
         value = getattr(config, name)
         if not is_default(config, name) and (recorded is None or value != getattr(recorded, name)):

@@ -285,7 +285,10 @@ def model_for(source: Source) -> str:
         package accepts such inputs.
     """
     if not hasattr(source.x_train, "shape"):
-        raise JaxpflError(f"data set {source.name!r} has several input arrays, which no built-in model takes")
+        raise JaxpflError(
+            f"data set {source.name!r} has several input arrays, which no built-in model takes: give model = "
+            "FILE.py:NAME"
+        )
     shape = source.x_train.shape[1:]
     if source.inputs == "tokens":
         largest = int(source.x_train.max(initial=0))

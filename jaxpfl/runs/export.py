@@ -231,7 +231,9 @@ def export(
         if claim:
             manifest = {name: manifest[name] for name in _COVERED} | {"privacy": claim}
         if wanted.stablehlo and manifest["raw_dtype"] == "float64":
-            raise JaxpflError("--stablehlo reads inputs in float32, in which a feature of this table loses digits")
+            raise JaxpflError(
+                "--stablehlo reads inputs in float32, in which a feature of this table loses digits: leave it out"
+            )
         for name in methods:
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)

@@ -292,6 +292,6 @@ def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str])
       JaxpflError: if a copy was changed, or if ``sources`` is not a mapping from names to references.
     """
     files.check_checksums(folder)
-    warn(f"{folder}, the code of whoever made these results, is run")
+    warn(f"running {folder}, the code of whoever made these results")
     with expecting(folder, "code of these results"):
         return [own_code.moved(sources[name], folder) if name in sources else name for name in methods]

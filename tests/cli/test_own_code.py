@@ -126,7 +126,7 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
         assert (told.status, told.err) == (0, "")  # nothing is run
     exported = jaxpfl(capsys, "export", "run")
     assert exported.err.splitlines() == [
-        "warning: run/code, the code of whoever made these results, is run",
+        "warning: running run/code, the code of whoever made these results",
         "the file runs",
     ]
     shutil.move("run", "moved")
@@ -247,7 +247,7 @@ def test_files_of_two_folders_import_their_own_modules(here: Path):
         texts_of(RunConfig(), algorithms.names_of([f"{name}/mine.py:METHOD" for name in ("one", "two")]))
 
 
-_SAVED = "federation:made is saved: jaxpfl data convert takes it"
+_SAVED = "jaxpfl data convert has already split federation:made"
 _OWN = "task = models.py:task has its own model"
 IGNORED = [
     ("run local --task models.py:task --model cnn", f"model = cnn has no effect, because {_OWN}"),

@@ -22,7 +22,7 @@ FEDBUFF = METHODS["fedbuff"]
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"plan": ExecutionPlan(clients_in="host")}, "clients_in = host: .* as its rounds are asynchronous"),
+        ({"plan": ExecutionPlan(clients_in="host")}, "clients_in = host .* as its rounds are asynchronous"),
         ({"options": {"in_flight": 1}}, r"in_flight must be 0 or between 2 \(clients in a round\) and 4 \(all"),
     ],
 )
@@ -32,7 +32,7 @@ def test_what_is_not_served_is_refused(given: dict[str, Any], said: str):
 
 
 def test_rounds_of_all_clients_are_warned_of():
-    with pytest.warns(JaxpflWarning, match="fedbuff: a round of all clients waits for the slowest"):
+    with pytest.warns(JaxpflWarning, match="fedbuff: rounds of all clients wait for the slowest"):
         check_settings([RunSpec(method=FEDBUFF)], newcomers=False)
     check_settings([RunSpec(method=FEDBUFF, cohort=2)], newcomers=False)
 

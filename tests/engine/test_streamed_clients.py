@@ -190,7 +190,7 @@ def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why
     given: dict[str, Any] = SETTINGS | {"plan": plan("host")} | more
     if method == "network-lasso":
         given["cohort"] = None
-    with pytest.raises(JaxpflError, match=f"plan.clients_in = .*{why}.*give plan.clients_in = device"):
+    with pytest.raises(JaxpflError, match=f"plan.clients_in = .*{why}.*use plan.clients_in = device"):
         jaxpfl.fit(method, federation(), **given)
 
 

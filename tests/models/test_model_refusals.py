@@ -75,7 +75,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (lambda: parse_metrics("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
         (lambda: parse_metrics("auc,"), "metrics must be names separated by commas, got 'auc,'"),
         (lambda: task_metric("auc", "regression", "ab"), r"needs classes, or labels 0 and 1 \(task .*metrics are a, b"),
-        (lambda: task_metric("rmse", "binary", "ab"), r"rmse needs labels that are numbers \(task regression\); this"),
+        (lambda: task_metric("rmse", "binary", "ab"), r"rmse needs numeric labels \(task regression\); this"),
         (
             lambda: task_metric("perplexity", "classification", "ab"),
             r"needs a label at each position \(task next-token\)",

@@ -27,7 +27,7 @@ def test_a_method_of_two_gradients_is_at_those_of_the_others_half_way():
     assert board.stops_of(config, "ditto", 2) == ((2, 3, 4, 6), 3)
     config = dataclasses.replace(config, set=())
     assert board.stops_of(config, "fedavg", 4) == ((4, 6), 6)
-    for method, why in (("l2gd", "but l2gd randomises"), ("fedala", "in proportion to the steps")):
+    for method, why in (("l2gd", "number of gradients is random"), ("fedala", "not proportional to its steps")):
         stops, equal = board.stops_of(config, method, 4)
         assert stops == (4, 6)
         assert why in equal

@@ -45,7 +45,7 @@ def test_rounds_outside_the_cohort_count():
 
 
 def test_a_method_that_draws_its_gradients_is_refused():
-    with pytest.raises(JaxpflError, match="fixed number of gradients, but l2gd randomises"):
+    with pytest.raises(JaxpflError, match="does not support l2gd, whose number of gradients is random"):
         sweep_of("lr=.1", methods=("fedavg", "l2gd"), search=STEPS)
 
 

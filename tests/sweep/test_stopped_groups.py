@@ -134,7 +134,7 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
             (path.parent.parent / "read.json").write_text("{")
         else:
             path.write_text("")
-    with pytest.warns(JaxpflWarning, match="start over"):
+    with pytest.warns(JaxpflWarning, match="start again from round 0"):
         assert session(folder).rounds == list(range(1, ROUNDS + 1))
     session(tmp_path / "whole")
     assert told(folder) == told(tmp_path / "whole")
@@ -150,7 +150,7 @@ def test_a_state_that_memory_does_not_suffice_for_is_not_used(
     monkeypatch.setattr(checkpoint, "restore", Fails(MemoryError("out of memory")))
     seen = session(tmp_path, **changes)
     assert seen.rounds == list(range(1, ROUNDS + 1))
-    assert seen.lines == ["saved states are not used: out of memory"]
+    assert seen.lines == ["the saved state is not used: out of memory"]
 
 
 @pytest.mark.slow

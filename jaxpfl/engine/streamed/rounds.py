@@ -68,7 +68,7 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
         return "its rounds are asynchronous"
     why = needs_all(algorithm, per_client)
     if why and participation.everyone:
-        return f"{why}, and all clients take part in every round, so that all would lie on the devices"
+        return f"{why}, and all clients take part in every round, so that all of them would be on the devices"
     if algorithm.idle_cap and not participation.everyone:
         return "its clients train outside the cohort too"
     return ""

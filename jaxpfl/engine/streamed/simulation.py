@@ -70,14 +70,18 @@ class StreamedSimulation(Simulation):
         self._blocks = Blocks(self._setting, self.execution, federation, self._state_shapes(1).clients[0])
 
     def _refused(self, why: str) -> JaxpflError:
-        return JaxpflError(f"plan.clients_in = {self._where}: {why}; give plan.clients_in = device")
+        return JaxpflError(
+            f"plan.clients_in = {self._where} is not possible, because {why}: use plan.clients_in = device"
+        )
 
     def _check_served(self) -> None:
         if self.placement.own_data:
             number = len(self.placement.devices)
-            raise self._refused(f"{number} accelerators hold their own clients (or plan.devices = 1)")
+            raise self._refused(
+                f"it supports one accelerator, and there are {number} (to use one, set plan.devices = 1)"
+            )
         if self._where == "disk" and not self.plan.donate:
-            raise self._refused("files are written in place, and plan.donate is false")
+            raise self._refused("files are written in place, but plan.donate is false")
         algorithm, participation = self.algorithm, self.participation
         state, hp = self.shapes_of_one_run()
 
@@ -87,7 +91,7 @@ class StreamedSimulation(Simulation):
 
         why = refusal(algorithm, participation, compiled.shapes(sent, hp, state.server))
         if why:
-            raise self._refused(f"the method cannot be served, as {why}")
+            raise self._refused(f"it does not support the method, as {why}")
 
     def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
         for part in parts:

@@ -318,7 +318,8 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
         10 * in_cohort
     ):
         raise JaxpflError(
-            f"budget = steps with local_epochs needs gradients in proportion to the steps, unlike those of {method}"
+            f"budget = steps with local_epochs does not support {method}: its gradients are not proportional to its "
+            "steps"
         )
     if not outside:
         return in_cohort
@@ -347,13 +348,13 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
     work = LocalWork(np.full(clients, 8), steps, 4, graph=ring)
     algorithm = build(algorithms.get(method), task, work, dict(options))
     if not algorithm.counts_gradients:
-        raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")
+        raise JaxpflError(f"budget = steps does not support {method}, which does not count its gradients")
     try:
         said = [client.gradients for client in algorithm.clients if client.gradients is not None]
         # A method that draws the number at random reads it from the server's message, which is None here.
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:
-        raise JaxpflError(f"budget = steps needs a fixed number of gradients, but {method} randomises it") from None
+        raise JaxpflError(f"budget = steps does not support {method}, whose number of gradients is random") from None
     in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
     return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap

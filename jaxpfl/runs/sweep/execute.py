@@ -337,7 +337,7 @@ def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: 
     except Exception as error:
         if not is_exhausted(error):
             raise
-        reporter.say(f"saved states are not used: {error}")
+        reporter.say(f"the saved state is not used: {error}")
         return begin
     return Stopped(state, done, (seconds, begin.seconds[1])) if done > begin.rounds else begin
 
@@ -349,7 +349,7 @@ def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Rep
     except Exception as error:
         if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
             raise
-        reporter.say(f"state not saved: {error}")
+        reporter.say(f"the state was not saved: {error}")
 
 
 _SHARE = 0.25
