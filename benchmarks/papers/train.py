@@ -207,7 +207,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
       Interrupted: if it was stopped before its end.
     """
     sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists(), data=way.data)
-    journal = sweep.journal()
+    journal = sweep.journal
     way.reporter.finish(len(journal.read()))
     run_missing(sweep, way.reporter, stopped=way.stopped)
     records = sweep.grid_order(journal.read())

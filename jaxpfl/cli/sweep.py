@@ -165,7 +165,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
-        done, planned = sweep.progress(sweep.journal().read())
+        done, planned = sweep.progress(sweep.journal.read())
         with SweepTerminal(session.notes(), planned, done) as reporter:
             run = runner.run_missing if ray is None else functools.partial(runner.run_on_ray, ray=ray)
             run(sweep, reporter=reporter, stopped=lambda: interrupt.asked is not None)

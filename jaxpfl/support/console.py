@@ -36,15 +36,16 @@ def shades(count: int) -> list[str]:
       24
     """
 
-    def shade(color: str, level: int) -> str:
-        parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-        if level % 3 == 1:
+    found = []
+    for i in range(count):
+        color, level = COLORS[i % len(COLORS)], i // len(COLORS) % 3
+        parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+        if level == 1:
             parts = [0.55 * part for part in parts]
-        elif level % 3 == 2:
+        elif level == 2:
             parts = [255 - 0.5 * (255 - part) for part in parts]
-        return "#" + "".join(f"{round(part):02x}" for part in parts)
-
-    return [shade(COLORS[i % len(COLORS)], i // len(COLORS)) for i in range(count)]
+        found.append("#" + "".join(f"{round(part):02x}" for part in parts))
+    return found
 
 
 def columns() -> int:
@@ -120,7 +121,7 @@ def save(figure: Any, folder: Path, name: str) -> Path:
     path = folder / f"{name}.png"
     with writing(path):
         folder.mkdir(exist_ok=True)
-    return _write(figure, path)
+    return save_png(figure, path)
 
 
 _SIGNATURE: ContextVar[str | None] = ContextVar("signature", default=None)
@@ -179,10 +180,6 @@ def save_png(figure: Any, path: Path) -> Path:
         raise JaxpflError(f"cannot write to {path}: it is a folder")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    return _write(figure, path)
-
-
-def _write(figure: Any, path: Path) -> Path:
     with writing(path), partial(path) as place:
         figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
     return path

@@ -1,5 +1,6 @@
 """``jaxpfl new``, whose project works as it stands, and ``jaxpfl data fetch``, without a network."""
 
+import errno
 import hashlib
 import io
 import subprocess
@@ -27,6 +28,21 @@ def test_a_new_project_is_run_and_a_folder_with_files_is_refused(capsys, tmp_pat
     assert (found.status, list(found.json["methods"])) == (0, ["mine"]), found.err
     refused = jaxpfl(capsys, "new", tmp_path / "a")
     assert (refused.status, refused.err) == (2, f"error: {tmp_path / 'a'} is not an empty folder: name a new one\n")
+
+
+def test_a_new_project_is_whole_or_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = jaxpfl(capsys, "new", ".")  # its rename would take the folder away from the user's shell
+    assert (refused.status, refused.err) == (2, "error: . is the present folder: name a new one\n")
+
+    def fill(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    refused = jaxpfl(capsys, "new", "project")
+    assert (refused.status, refused.err) == (2, "error: cannot write to project: disk full\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

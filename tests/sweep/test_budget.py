@@ -71,4 +71,4 @@ def test_clients_evaluate_equally_many_gradients(tmp_path: Path, methods: tuple[
         in_a_round = table.gradients[method] / table.rounds[method]
         assert abs(table.gradients[method] - reference) <= in_a_round, method
     again = Sweep.open(tmp_path / "s", definition, resume=True)
-    assert again.missing(again.journal().read()) == ()
+    assert again.missing(again.journal.read()) == ()

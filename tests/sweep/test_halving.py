@@ -114,14 +114,14 @@ def test_settings_across_programs_compete(tmp_path: Path):
     stopped = found[found.status == STOPPED]
     assert set(stopped.reason) == {"successive halving: round 1 of 4"}
     assert stopped.validation_accuracy.notna().all()
-    assert halved.progress(halved.journal().read()) == (4 + 1, 4 + 1)
+    assert halved.progress(halved.journal.read()) == (4 + 1, 4 + 1)
     left = found[found.status == DONE].iloc[0]
     assert left["validation_accuracy"] >= stopped.validation_accuracy.max()
     same = every[(every.lr == left["lr"]) & (every.batch_size == left["batch_size"])].iloc[0]
     assert all(left[name] == same[name] for name in COUNTS)
     # Another number of rows is another program, whose sums may be rounded differently in the last digit.
     np.testing.assert_allclose([left[n] for n in SCORES], [same[n] for n in SCORES], rtol=1e-6)
-    assert halved.missing(halved.journal().read()) == ()
+    assert halved.missing(halved.journal.read()) == ()
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_survivors_go_on_from_their_states_or_begin_anew(tmp_path: Path, monkeyp
     sweep = Sweep.open(tmp_path / "kept", definition, resume=False)
     run_missing(sweep, Reporter())
     assert sum(rounds) == 2 + 2
-    gone_on = {one.id for one in sweep.journal().read() if one.rounds == 4}
+    gone_on = {one.id for one in sweep.journal.read() if one.rounds == 4}
     assert set(kept_states[0]._kept) == gone_on, "states of runs that were dropped are let go"
     rounds.clear()
     with monkeypatch.context() as patch:

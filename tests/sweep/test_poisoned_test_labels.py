@@ -29,7 +29,7 @@ def swept(folder: Path, poisoned: bool, search: dict[str, Any]) -> tuple[list[Re
     definition = sweep_of("lr=.001,.03,.3", methods=("fedavg",), search=search, **given)
     sweep = Sweep.open(folder / "sweep", definition, resume=False)
     run_missing(sweep, Reporter())
-    records = sweep.grid_order(sweep.journal().read())
+    records = sweep.grid_order(sweep.journal.read())
     return records, select(records, definition.searched)
 
 

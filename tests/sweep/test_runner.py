@@ -42,7 +42,7 @@ def test_each_group_runs_once_in_order(toy: tuple[Sweep, list[str]]):
     sweep, ran = toy
     runner.run_missing(sweep, Reporter())
     assert ran == [group.name for group in sweep.groups]
-    assert len(sweep.journal().read()) == 12
+    assert len(sweep.journal.read()) == 12
     runner.run_missing(sweep, Reporter())
     assert len(ran) == 6
 
@@ -102,7 +102,7 @@ def test_tasks_have_the_devices_that_the_sweep_began_with(stored: tuple[Sweep, l
     assert cluster.asked[0]["runtime_env"] == {"env_vars": {"NPROC": "3"}}
     versions = {"platform": "gpu", "devices": 2}
     files.write_json(sweep.folder / "sweep.json", sweep.definition.to_json() | {"versions": versions})
-    os.remove(sweep.journal().path)
+    os.remove(sweep.journal.path)
     runner.run_on_ray(sweep, Reporter(), cluster := Cluster())
     assert {one["num_gpus"] for one in cluster.asked} == {1}
 

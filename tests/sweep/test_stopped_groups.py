@@ -67,7 +67,7 @@ def told(folder: Path, **changes: Any) -> list[Record]:
         return dataclasses.replace(record, metrics=metrics, seconds=0.0)
 
     sweep = Sweep.open(folder, definition(**changes), resume=True)
-    return list(map(timeless, sweep.grid_order(sweep.journal().read())))
+    return list(map(timeless, sweep.grid_order(sweep.journal.read())))
 
 
 def states(folder: Path) -> list[Path]:

@@ -91,7 +91,7 @@ class Definition:
         return {
             "methods": list(self.methods),
             "config": to_json(self.config),
-            "grid": self.grid.to_json(),
+            "grid": dataclasses.asdict(self.grid),
             "search": dataclasses.asdict(self.search),
             "orders": ORDERS,
             **({"code": run_folder.sources_of(self.methods)} if self.texts() else {}),

@@ -165,16 +165,12 @@ class Grid:
         if self.draws and not ranges:
             raise JaxpflError("--random needs a range among the axes, such as --grid lr=log:1e-3:1")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the grid as a dict of JSON values."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Make a grid from the values that `to_json` returned.
+        """Make a grid from its fields, as `dataclasses.asdict` returns them.
 
         Raises:
-          KeyError, TypeError: if ``stored`` is not a result of `to_json`.
+          KeyError, TypeError: if ``stored`` has other fields.
         """
         axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["axes"])
         return cls(**{**stored, "axes": axes})

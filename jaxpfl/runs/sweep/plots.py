@@ -41,7 +41,8 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
     drawn = {f"by-{name.replace('/', '-')}": _axis_plot(points, axis, axes, styles) for name, axis in axes.items()}
     for method, own in points.items():
-        figure = draw_pairs(method, own, axes_of(own))
+        varied = axes_of(own)
+        figure = draw_pairs(method, own, varied) if len(varied) > 1 else None
         if figure is not None:
             drawn[f"pairs-{method}"] = figure
     return drawn
@@ -53,11 +54,11 @@ def _axis_plot(
     """Plot the methods' scores along one axis, on validation examples (if there are any) and on test examples."""
     every = {method: along(own, axis, axes) for method, own in points.items()}
     series = {method: own for method, own in every.items() if own.picked}  # only the methods that have this axis
-    headline = _headline(points)
+    headline = next((point.headline for own in points.values() for point in own), ACCURACY)
     parts = [True]
     if any(math.isfinite(point.validation.mean) for method in series for point in points[method]):
         parts = [False, True]
-    figure, panels = _new_panels(len(parts), _about(axis, axes, points, series), len(series) + 5)
+    figure, panels = _new_panels(len(parts), _about(headline.words, axis, axes, points, series), len(series) + 5)
     for panel, test in zip(panels, parts, strict=True):
         set_scale(panel, axis)
         _lines(panel, series, axis, styles, test)
@@ -73,12 +74,15 @@ _PARTS = {False: "validation, chosen by", True: "test"}
 
 
 def _about(
-    axis: Axis, axes: Mapping[str, Axis], points: Mapping[str, Sequence[Point]], series: Mapping[str, Series]
+    words: str,
+    axis: Axis,
+    axes: Mapping[str, Axis],
+    points: Mapping[str, Sequence[Point]],
+    series: Mapping[str, Series],
 ) -> str:
     """Return the title of a plot along one axis; it explains which settings are shown if other axes vary too."""
     there = {name for method in series for point in points[method] for name in point.settings}
     others = ", ".join(name for name in axes if name != axis.name and name in there)
-    words = _headline(points).words
     title = f"{words[0].upper()}{words[1:]} by {axis.name}"
     if not others:
         return title
@@ -105,11 +109,6 @@ def _lines(
         for place, point in shown:
             if point.chosen:
                 panel.plot(place, _score_value(point, test), "o", markersize=12, zorder=5, **RING)
-
-
-def _headline(points: Mapping[str, Sequence[Point]]) -> Headline:
-    """Return the metric of the scores."""
-    return next((point.headline for own in points.values() for point in own), ACCURACY)
 
 
 _DECADE = 10
@@ -183,8 +182,9 @@ class Axis:
 
     @property
     def words(self) -> list[str]:
-        """Short text of each value; of a long text, only the last characters."""
-        return [words if len(words := _short(value)) <= 14 else f"...{words[-12:]}" for value in self.values]
+        """Short text of each value: four significant digits of a float, the last characters of a long text."""
+        texts = (f"{value:.4g}" if isinstance(value, float) else value_words(value) for value in self.values)
+        return [text if len(text) <= 14 else f"...{text[-12:]}" for text in texts]
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -256,11 +256,6 @@ def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
     """Return whether settings seem to be drawn from ranges: they are less than half of the grid of their values."""
     sizes = [len({json.dumps(p.settings[name]) for p in points if name in p.settings}) for name in axes]
     return len(points) > 1 and sum(size > 1 for size in sizes) > 1 and 2 * len(points) < math.prod(filter(None, sizes))
-
-
-def _short(value: Value) -> str:
-    """Return the text of a value; a float is rounded to four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else value_words(value)
 
 
 MARKERS = "os^DvPX<>hp*"

@@ -160,11 +160,6 @@ DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
 """Names of the fields that determine the data and their split."""
 
 
-def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values of the axes that identify the problem, which are the axes of the data and the split."""
-    return {name: value for name, value in settings.items() if name in DATA_FIELDS}
-
-
 def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem]:
     """Choose the settings on each problem separately; the problems are in the order of the records.
 
@@ -172,10 +167,11 @@ def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem
       JaxpflError: as in `select`.
     """
     seeds = list(seeds)
-    found: dict[str, list[Record]] = {}
+    found: dict[str, tuple[dict[str, Value], list[Record]]] = {}
     for record in records:
-        found.setdefault(setting_key(problem_of(record.settings)), []).append(record)
-    return [(problem_of(own[0].settings), own, select(own, seeds)) for own in found.values()]
+        problem = {name: value for name, value in record.settings.items() if name in DATA_FIELDS}
+        found.setdefault(setting_key(problem), (problem, []))[1].append(record)
+    return [(problem, own, select(own, seeds)) for problem, own in found.values()]
 
 
 def setting_key(settings: Mapping[str, Value]) -> str:

@@ -45,10 +45,12 @@ def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool]
       reporter: object whose methods are called with the progress.
       stopped: function that returns True once the runner should stop.
     """
-    journal, states = sweep.journal(), States()
+    journal = sweep.journal
+    states = States() if sweep.definition.search.halving else None
     again = sweep.failed()
     while groups := sweep.missing(journal.read(), again):
-        states.only(run for group in groups for run in group.runs)
+        if states is not None:
+            states.only(run for group in groups for run in group.runs)
         for group, ready in _prepare_ahead(groups, sweep.data):
             if stopped():
                 return
@@ -99,7 +101,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
     Raises:
       JaxpflError: if a group was lost; the records of the other groups are kept.
     """
-    journal, submit = sweep.journal(), _submission(ray, sweep)
+    journal, submit = sweep.journal, _submission(ray, sweep)
     again = sweep.failed()
     tasks: dict[Any, Group] = {}
     begun: set[tuple[str, int | None]] = set()

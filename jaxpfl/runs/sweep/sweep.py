@@ -55,11 +55,13 @@ class Sweep:
       folder: folder of the sweep.
       definition: definition of the sweep.
       data: cache of the data that were loaded last.
+      journal: journal in the folder.
     """
 
     def __init__(self, folder: Path, definition: Definition, data: Data | None = None):
         self.folder, self.definition = folder, definition
         self.data = data or Data()
+        self.journal = Journal(folder)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -104,7 +106,8 @@ class Sweep:
         if force and (folder / FILE).exists():
             clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
-        run_folder.write_code(folder, definition.texts())
+        if texts := definition.texts():
+            run_folder.write_code(folder, texts)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices, so Ray's workers must use the same number.
         versions |= {"devices": len(jax.devices())}
@@ -151,10 +154,6 @@ class Sweep:
         config = self.definition.config
         return {str(name): self.data.checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
 
-    def journal(self) -> Journal:
-        """Return the journal in the folder."""
-        return Journal(self.folder)
-
     def cpu_devices(self) -> int | None:
         """Return the number of CPU devices with which the sweep began; None if it began on a GPU or TPU."""
         versions = files.read_json(self.folder / FILE).get("versions", {})
@@ -163,7 +162,7 @@ class Sweep:
 
     def failed(self) -> set[str]:
         """Return the identifiers of the failed runs."""
-        return {record.id for record in self.journal().read() if record.status == FAILED}
+        return {record.id for record in self.journal.read() if record.status == FAILED}
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -239,7 +238,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     import pandas
 
     seeds = sweep.definition.searched
-    records = sweep.grid_order(sweep.journal().read())
+    records = sweep.grid_order(sweep.journal.read())
     chosen = select(records, seeds) if sweep.definition.search.select == "validation" else {}
     each = select_each(records, seeds) if chosen else []
     for problem, _, best in each:
@@ -268,32 +267,22 @@ def finish(sweep: Sweep) -> dict[str, Any]:
 
 def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
     """Return notes about metrics that are undefined for some clients, and about limitations of privacy claims."""
-    return [*_undefined(records), *_privacy_caveats(records, chosen)]
-
-
-def _undefined(records: Sequence[Record]) -> list[str]:
-    """Return notes about metrics that are undefined for some clients' test examples."""
     counted = ((name, count) for record in records for name, count in record.metrics.items())
     names = dict.fromkeys(name.removesuffix(UNDEFINED) for name, count in counted if name.endswith(UNDEFINED) and count)
-    return [
+    found = [
         f"{Headline(name.removeprefix('personalized_')).words}: undefined on the test examples of some clients, "
         "which its means leave out"
         for name in names
     ]
-
-
-def _privacy_caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
-    """Return a note that the privacy claim of each private run covers this run alone; empty without private runs."""
-    private = [record for record in records if record.metrics.get("epsilon") is not None]
-    if not private:
-        return []
-    runs = Counter(record.method for record in private)
-    most = ", ".join(f"{method} {count}" for method, count in runs.items())
-    by_choice = " and the choice of a setting by their validation examples" * bool(chosen)
-    return [
-        f"each epsilon covers one run alone: the other runs on the same clients (private ones: {most})"
-        f"{by_choice} are not covered"
-    ]
+    private = Counter(record.method for record in records if record.metrics.get("epsilon") is not None)
+    if private:
+        most = ", ".join(f"{method} {count}" for method, count in private.items())
+        by_choice = " and the choice of a setting by their validation examples" * bool(chosen)
+        found.append(
+            f"each epsilon covers one run alone: the other runs on the same clients (private ones: {most})"
+            f"{by_choice} are not covered"
+        )
+    return found
 
 
 def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> dict[str, Any]:
