@@ -124,8 +124,8 @@ def test_models_return_one_array_of_real_numbers(output, what):
         ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, and 3 classes need \[n, 3\]$"),
         ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, and 5 classes need \[n, 5\]$"),
         ("binary", (None,), {}, r"returns \[n\] for n examples, and 2 classes need \[n, 2\], or task = binary"),
-        ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* and binary with labels \[n\] needs 1 of each"),
-        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] needs 2 of each"),
+        ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* binary with labels \[n\] needs 1 per example"),
+        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] needs 2 per example"),
     ],
 )
 def test_models_of_fewer_or_other_outputs_are_refused(labels, shape, given, message):

@@ -104,7 +104,7 @@ class Programs:
                 break
             if block == 1:
                 raise OutOfMemoryError(
-                    f"the first states need {memory.readable(need)} of memory, one client at a time, but only "
+                    f"the first states need {memory.readable(need)} of memory, even for one client at a time, but only "
                     f"{memory.readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
                 )
             block = max(1, (block or placement.rows) // 8)

@@ -236,7 +236,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
     if kind not in (CLASSIFICATION, NEXT_TOKEN):
         if found[:1] != (n,) or math.prod(found) != n * outputs:
             raise JaxpflError(
-                f"{returns}, and {kind} with labels {_shape(n, (n, *y.shape[1:]))} needs {outputs} of each"
+                f"{returns}, but {kind} with labels {_shape(n, (n, *y.shape[1:]))} needs {outputs} per example"
             )
         return
     rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "tokens at each position")
@@ -265,7 +265,7 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     if smoothing and kind != CLASSIFICATION:
         raise JaxpflError(f"label_smoothing = {smoothing:g} requires classes, got the task {kind}")
     if smoothing and loss is not None:
-        raise JaxpflError("label_smoothing changes the cross-entropy: leave it out with a loss of your own")
+        raise JaxpflError("label_smoothing applies only to the cross-entropy: leave it out, or leave out loss")
     if kind == "regression":
         task = regression_task(task, "squared" if loss is None else loss)
     elif kind in TASKS and not isinstance(spec.task, Task):

@@ -69,7 +69,9 @@ def halves(method: str, task: Task) -> Halves:
     few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
-        raise JaxpflError(f"{method} needs a model whose head reads one row per example, but this one's reads {few}")
+        raise JaxpflError(
+            f"{method} needs a model whose head reads one row per example, but this one reads the shape {few}"
+        )
     (axis,) = axes
     shape = few[:axis] + few[axis + 1 :]
 

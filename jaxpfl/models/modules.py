@@ -70,7 +70,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
             names = _names(path)
             if names[:-1] not in layers:
                 raise JaxpflError(
-                    f"{name} has the running statistic {'/'.join(names)!r}, which no flax.linen.BatchNorm owns: "
+                    f"{name} has the running statistic {'/'.join(names)!r}, whose layer is not a flax.linen.BatchNorm: "
                     "padded examples would count in it; use GroupNorm"
                 )
         # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.

@@ -238,7 +238,7 @@ def export(
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
             if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
-                raise JaxpflError(f"--private-only: {name} has no global model, and no other is covered")
+                raise JaxpflError(f"--private-only: {name} has no global model, the only kind that its claim covers")
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)

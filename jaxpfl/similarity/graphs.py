@@ -244,8 +244,9 @@ def check_possible(number: int) -> None:
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
-            f"a graph of {number} clients needs the package pynndescent (pip install '.[graph]' in a clone, or "
-            f"'jaxpfl[graph]'), because more than {MOST_EXACT} are not compared in pairs; or give a graph"
+            f"a graph of over {MOST_EXACT} clients, here {number}, needs the package pynndescent (pip install "
+            "'.[graph]' "
+            "in a clone, or 'jaxpfl[graph]'); or give a graph"
         )
 
 

@@ -136,9 +136,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
-        raise JaxpflError(
-            "value (a row for each sample) and values (a row for each client) exclude each other: give one of them"
-        )
+        raise JaxpflError("give value (a row for each sample) or values (a row for each client), not both")
     table = csv_text.read(path, given.sep, given.decimal, given.encoding, given.missing_words)
     long = given.values is None
     chosen = given.value if long else given.values

@@ -85,7 +85,9 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     simulation._programs.made.clear()
     monkeypatch.setattr(memory, "free", lambda devices: states)
-    with pytest.raises(JaxpflError, match=r"^the first states need .* of memory, one client at a time, .* is free"):
+    with pytest.raises(
+        JaxpflError, match=r"^the first states need .* of memory, even for one client at a time, .* is free"
+    ):
         simulation.init([0, 1])
 
 

@@ -62,7 +62,7 @@ def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: P
     save(tmp_path / "a.npz", x_train=answers.astype(kind), y_train=shifted, vocabulary=np.array(30))
     assert (load(name).task, load(name).num_classes) == ("next-token", 30)
     save(tmp_path / "a.npz", x_train=answers.astype(kind), y_train=shifted, vocabulary=np.array(1))
-    with pytest.raises(JaxpflError, match="vocabulary must be a number of tokens above the largest token, 1"):
+    with pytest.raises(JaxpflError, match="vocabulary must be an integer above the largest token, 1"):
         load(name)
     with pytest.raises(JaxpflError, match="tokens applies to npz:FILE and leaf:FOLDER, not to digits"):
         load("digits", tokens=True)

@@ -185,7 +185,7 @@ class Reshaped(nn.Module):
 
 
 REFUSED = {
-    "statistic 'seen', which no flax.linen.BatchNorm owns": Counting(),
+    "statistic 'seen', whose layer is not a flax.linen.BatchNorm": Counting(),
     "sees 30 rows of 6 examples": Reshaped(),
     "has axis_name = i": Net(nn.BatchNorm(axis_name="i")),
     "examples as features": Net(nn.BatchNorm(axis=0)),

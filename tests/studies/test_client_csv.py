@@ -155,7 +155,7 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
             "write --value COLUMN[,COLUMN] (a row for each sample), or --values b..c",
         ),
         ("a,b,c\na,1,2\n", {}, "write --client COLUMN --value COLUMN[,COLUMN] (a row for each sample), or --client"),
-        ("client,x\na,1\n", {"value": "x", "values": "x"}, "value (a row for each sample) and values (a row for each"),
+        ("client,x\na,1\n", {"value": "x", "values": "x"}, "give value (a row for each sample) or values (a row for"),
         ("client,x\na,1\n", {"client": "clint", "value": "x"}, "did you mean 'client'?"),
         ("client,x\na,1\n", {"value": "client"}, "column 'client' cannot be both the client and a value"),
         ("client,x,X\na,1,2\n", {"value": "client..y"}, "unknown column of"),

@@ -55,7 +55,7 @@ class _Elements:
         if small >> 16:  # a small element: 16 bits each for type and length, then up to four bytes of data
             kind, length, start, end = small & 0xFFFF, small >> 16, self.at + 4, self.at + 8
             if length > 4:
-                raise ValueError(f"a small element of {length} bytes")
+                raise ValueError(f"a small element of {length} bytes, expected at most 4")
         else:
             kind, length, start = small, self._number(self.at + 4), self.at + 8
             end = start + length if kind == _COMPRESSED else start + -(-length // 8) * 8

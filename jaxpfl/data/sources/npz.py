@@ -231,7 +231,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
 def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
     """Return the declared number of tokens, which must exceed the largest token."""
     if size.shape or size.dtype.kind not in "iu" or size <= largest:
-        raise JaxpflError(f"{path}: {_VOCABULARY} must be a number of tokens above the largest token, {largest}")
+        raise JaxpflError(f"{path}: {_VOCABULARY} must be an integer above the largest token, {largest}")
     return int(size)
 
 

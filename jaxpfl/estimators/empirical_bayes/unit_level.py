@@ -191,7 +191,9 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     inner = int(np.linalg.matrix_rank(within))
     p = x.shape[1] + intercept
     if m + inner - p < LEAST_FREE:
-        raise JaxpflError(f"covariates explain nearly all differences of the {m} clients: use at most {m - LEAST_FREE}")
+        raise JaxpflError(
+            f"covariates explain nearly all differences of the {m} clients: use at most {m - LEAST_FREE} of them"
+        )
     if len(x) - m - inner < 1:
         raise JaxpflError(
             f"{len(x)} samples of {m} clients are too few to estimate the spread within clients with {inner} covariates"
