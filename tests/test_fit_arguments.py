@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, JaxpflWarning
+from jaxpfl import JaxpflError, JaxpflWarning, Model
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import PrivacyConfig
 
@@ -102,6 +102,14 @@ WRONG = [
     ("callbacks", print, "callbacks must be a sequence of functions, got"),
     ("warm_start", "path", "the given parameters do not fit the model"),
 ]
+OWN = jaxpfl.classification(Model(lambda key, x: {}, lambda params, x: x[:, :3]), (4,), 3)
+WITHOUT_EFFECT = [
+    ({"task": OWN, "model": "linear"}, "model = linear has no effect, because the given Task has its own model"),
+    ({"task": OWN, "model": nn.Dense(3)}, "model has no effect, because the given Task has its own model"),
+    ({"task": OWN, "num_classes": 4}, "num_classes = 4 has no effect, because the given Task has its own"),
+    ({"task": "regression", "num_classes": 4}, "num_classes = 4 has no effect, because task = regression has no"),
+    ({"local_epochs": 1, "local_steps": 3}, "local_steps = 3 has no effect, because local_epochs = 1 takes its place"),
+]
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=lambda value: None)
@@ -112,6 +120,12 @@ def test_wrong_arguments_are_one_line(federation, name, value, message):
     with pytest.raises(JaxpflError, match=message) as error:
         jaxpfl.fit(**settings | {name: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("settings", "message"), WITHOUT_EFFECT, ids=lambda value: None)
+def test_an_argument_without_effect_is_refused(federation, settings, message):
+    with pytest.raises(JaxpflError, match=f"^{message}.*: leave it out$"):
+        jaxpfl.fit("fedavg", federation, **settings)
 
 
 def test_keywords_are_the_settings_of_a_run():

@@ -139,12 +139,12 @@ def test_labels_of_any_split_count_for_a_models_outputs():
     more = [(x, y + 1) for x, y in clients]
     model = QUICK | {"model": outputs(None, 3), "rounds": 1}
     own = Task(outputs(None, 2), (FEATURES,), 3)
-    for test, unseen, given in ((more, None, {}), (clients, more, {}), (clients, None, {"task": own})):
+    for test, unseen, given in ((more, None, {}), (clients, more, {}), (clients, None, {"task": own, "model": "mlp"})):
         new = None if unseen is None else jaxpfl.stack_clients(clients, test=unseen)
         with pytest.raises(JaxpflError, match=r"and \d classes need"):
-            jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model, **given)
+            jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model | given)
     with pytest.raises(JaxpflError, match="num_classes must be above 2, the largest label, got 2"):
-        jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2), **model)
+        jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2))
     below = jaxpfl.stack_clients(clients, test=clients)
     below = below._replace(train=below.train.with_examples(y=below.train.examples.y - 1))
     with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
@@ -208,16 +208,17 @@ def test_a_ranking_leaves_out_clients_of_one_class():
 def test_own_task():
     federation = clients_of(LABELS["regression"])
     linear = Model(lambda key, x: jnp.zeros((FEATURES + 1, 1)), lambda w, x, key=None, train=False: x @ w[:-1] + w[-1])
+    settings = {name: value for name, value in QUICK.items() if name != "model"}
     own = Task(linear, (FEATURES,), 1, log_cosh, {"loss": log_cosh}, kind="own", headline="loss", lower=True)
-    result = jaxpfl.fit("fedavg", federation, task=own, **QUICK)
+    result = jaxpfl.fit("fedavg", federation, task=own, **settings)
     assert np.isfinite(result.mean()).all()
     assert result.headline == "loss"
     with pytest.raises(JaxpflError, match="adaped distils predictions, but the task 'own' defines no distance"):
-        jaxpfl.fit("adaped", federation, task=own, **QUICK)
+        jaxpfl.fit("adaped", federation, task=own, **settings)
     with pytest.raises(JaxpflError, match=r"the task takes inputs \(2,\), but the data have \(3,\)"):
-        jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **QUICK)
+        jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **settings)
     with pytest.raises(JaxpflError, match=r"Task.headline is 'accuracy', which is not among its metrics: loss"):
-        jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **QUICK)
+        jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **settings)
 
 
 def test_overflowing_predictions_score_worst_not_as_absent():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,13 +15,47 @@ from jaxpfl.core.settings import is_default
 from jaxpfl.core.types import Federation
 from jaxpfl.data.stack import labels, listed
 from jaxpfl.engine.client_graph import SPACES
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import Task
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.privacy.claim import check_delta
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support import own_code
 from jaxpfl.support.errors import JaxpflError, shown, warn
 from jaxpfl.uploads.robust import attack_of
+
+
+def without_effect(settings: Settings) -> dict[str, str]:
+    """Return the settings that another setting leaves without effect, with the reason, by name."""
+    task, found = settings.task, {}
+    if isinstance(task, Task) or own_code.is_reference(task):
+        named = "the given Task" if isinstance(task, Task) else f"task = {task}"
+        found |= dict.fromkeys(("model", "num_classes"), f"{named} has its own model")
+    elif task not in (None, CLASSIFICATION, NEXT_TOKEN):
+        found["num_classes"] = f"task = {task} has no classes"
+    if settings.local_epochs is not None:
+        found["local_steps"] = f"local_epochs = {settings.local_epochs} takes its place"
+    return found
+
+
+def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | None = None) -> None:
+    """Refuse settings without effect, unless they have their default or recorded value.
+
+    Args:
+      settings: settings as the user gave them.
+      without: settings without effect, as `without_effect` returns them.
+      recorded: settings of an earlier run from which ``settings`` start; None if there is none.
+
+    Raises:
+      JaxpflError: if a setting without effect was given.
+    """
+    for name, why in without.items():
+        value = getattr(settings, name, None)
+        if value is None or is_default(settings, name) or (recorded and value == getattr(recorded, name)):
+            continue
+        what = f"{name} = {value}" if isinstance(value, str | int | float) else name
+        raise JaxpflError(f"{what} has no effect, because {why}: leave it out")
 
 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
@@ -152,6 +186,8 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         reasons |= dict.fromkeys(("compress", "aggregate"), f"{none} uploads anything")
         if first.attack is not None and attack_of(first.attack).change is not None:
             reasons["attack"] = f"{none} uploads anything"
+    if first.attack is None:
+        reasons["attack_seed"] = "no client attacks"
     if not newcomers:
         reasons["adapt_rounds"] = "there are no unseen_clients"
     found = {}

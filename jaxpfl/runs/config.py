@@ -41,6 +41,7 @@ from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.base import data_directory, data_folder, one_line
+from jaxpfl.engine.advice import refuse, without_effect
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
@@ -246,18 +247,13 @@ def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
     Raises:
       JaxpflError: if a setting without effect was given.
     """
-    without: dict[str, str] = {}
-    if own_code.is_reference(config.task):
-        without["model"] = f"task = {config.task} has its own model"
+    without = without_effect(config)
     if config.split_date is not None:
         without["test_share"] = f"split_date = {config.split_date} chooses the test rows"
     if data_sets.is_stored(config.data):
         names = set(data_sets.FIELDS) - {"data", "data_dir", "task"}
         without |= dict.fromkeys(names, f"jaxpfl data convert has already split {config.data}")
-    for name, why in without.items():
-        value = getattr(config, name)
-        if not is_default(config, name) and (recorded is None or value != getattr(recorded, name)):
-            raise JaxpflError(f"{name} = {value} has no effect, because {why}: leave it out")
+    refuse(config, without, recorded)
 
 
 def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = ()) -> str:

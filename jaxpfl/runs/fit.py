@@ -14,6 +14,7 @@ import numpy as np
 from jaxpfl.algorithms import METHODS, Method, Optimizer
 from jaxpfl.core.settings import Kind, check_kind, documented, instance_of
 from jaxpfl.core.types import Federation, PyTree
+from jaxpfl.engine.advice import refuse, without_effect
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.fit import Evaluated, Fit, result, train
 from jaxpfl.engine.spec import OWN, RunSpec, Settings
@@ -110,6 +111,7 @@ def fit(
     given = dict(locals())
     settings = {name: given[name] for name in inspect.signature(RunSpec).parameters}
     spec = RunSpec(**settings)
+    refuse(spec, without_effect(spec))
     check_kind("federation", federation, _FEDERATION)
     check_kind("callbacks", callbacks, _CALLBACKS)
     if unseen is not None:

@@ -14,6 +14,7 @@ from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core import exclusions
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
+from jaxpfl.engine.advice import without_effect
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets, run_folder
@@ -168,8 +169,11 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
 
 
 def _check_values(definition: Definition, method: Method) -> None:
-    """Refuse a sweep if some run of the method would have a setting outside its range."""
+    """Refuse a sweep if some run of the method would have a setting outside its range, or without effect."""
+    without = without_effect(definition.config)
     for axis in definition.grid.axes:
+        if axis.name in without:
+            raise JaxpflError(f"the axis {axis.name} has no effect, because {without[axis.name]}: leave it out")
         if concerns(axis.name, method, definition.config):
             for value in _ends(axis):
                 config = apply_settings(fill_privacy(definition.config, definition.grid), {axis.name: value})
