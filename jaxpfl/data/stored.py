@@ -153,7 +153,8 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         with expecting(folder / MANIFEST, "the manifest of a federation"):
             structure = jax.tree.structure(train.x)
             scaling = Scaling(*(jax.tree.unflatten(structure, map(np.array, part)) for part in scaling))
-    preparation = dataclasses.replace(preparation, raw_dtype=dtype, scaling=scaling)
+    persons = bool(manifest.get("persons"))
+    preparation = dataclasses.replace(preparation, raw_dtype=dtype, persons=persons, scaling=scaling)
     return Stored(federation._replace(preparation=preparation), source, dict(manifest["split"]))
 
 

@@ -153,6 +153,11 @@ def put_together(
     if work.augment is not None:
         augmentation.check(work.augment, task)
     if spec.guards_examples:
+        if federation.preparation is not None and federation.preparation.persons:
+            raise JaxpflError(
+                "privacy.unit = example protects single rows, not all rows of a person: leave out person, or protect "
+                "whole clients with privacy.unit = user"
+            )
         if task.statistics is not None:
             raise JaxpflError(
                 "privacy.unit = example does not support batch normalisation, which mixes the examples of a batch: use "

@@ -219,11 +219,6 @@ def resolve(config: RunConfig) -> RunConfig:
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
     if config.split_date is not None and config.pool_test:
         raise JaxpflError(f"split_date = {config.split_date} makes a test set: leave out pool_test")
-    if config.person is not None and config.privacy.on and config.privacy.unit == "example":
-        raise JaxpflError(
-            f"person = {config.person}: privacy.unit = example protects single rows, not all rows of a person: leave "
-            "out person, or protect whole clients with privacy.unit = user"
-        )
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from command import jaxpfl
 
+import jaxpfl as package
+from jaxpfl.privacy import PrivacyConfig
+
 SHORT = ["--rounds", "4", "--seeds", "1", "--local-steps", "5", "--batch-size", "5"]
 RUN = [*SHORT, "--eval-every", "2"]
 
@@ -40,6 +43,22 @@ def test_a_table_is_described(capsys, houses):
     assert found["source"] in text.out
     refused = jaxpfl(capsys, "data", "describe", *houses, "--task", "regression", "--plot", "x.png")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
+
+
+def test_a_claim_about_rows_is_refused_where_rows_belong_to_persons(capsys, houses, tmp_path):
+    private = {"unit": "example", "epsilon": 6, "delta": 1e-3}
+    flags = ["--task", "regression", *(f"--privacy.{name}={value}" for name, value in private.items())]
+    persons = [*houses, "--person", "heating"]
+    saved = jaxpfl(capsys, "data", "convert", *persons, "--task", "regression", "--output", tmp_path / "made")
+    assert saved.status == 0, saved.err
+    for data in (persons, ["--data", f"federation:{tmp_path / 'made'}"]):
+        refused = jaxpfl(capsys, "run", "fedavg", *data, *flags, *SHORT, "--output", tmp_path / "run")
+        assert refused.status == 2
+        assert refused.err.splitlines()[-1].startswith("error: privacy.unit = example protects single rows, not all")
+        assert not (tmp_path / "run").exists()
+    federation = package.open_federation(tmp_path / "made")
+    with pytest.raises(package.JaxpflError, match="protects single rows"):
+        package.fit("fedavg", federation, task="regression", privacy=PrivacyConfig(**private), rounds=1)
 
 
 @pytest.mark.slow

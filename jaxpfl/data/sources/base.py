@@ -81,6 +81,7 @@ class Preparation:
     Attributes:
       inputs, scales, class_names, columns: as in `Source`; ``columns`` has the values that replace missing ones.
       raw_dtype: dtype of the inputs before they were scaled; None if an input is not a single array.
+      persons: whether the examples name persons (`Source.persons`).
       scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if they were not standardised after loading.
     """
 
@@ -89,13 +90,15 @@ class Preparation:
     class_names: np.ndarray | None
     columns: TableColumns | None
     raw_dtype: str | None
+    persons: bool
     scaling: Any = None
 
     @classmethod
     def of(cls, source: Source, columns: TableColumns | None) -> Preparation:
         """Return the preparation of a source's examples whose missing values are replaced as in ``columns``."""
         dtype = getattr(source.x_train, "dtype", None)
-        return cls(source.inputs, source.scales, source.class_names, columns, dtype and str(dtype))
+        persons = source.persons is not None
+        return cls(source.inputs, source.scales, source.class_names, columns, dtype and str(dtype), persons)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a mapping of JSON values."""
@@ -105,6 +108,7 @@ class Preparation:
             "class_names": None if self.class_names is None else self.class_names.tolist(),
             "columns": self.columns and self.columns.to_json(),
             "raw_dtype": self.raw_dtype,
+            "persons": self.persons,
             "scaling": self.scaling and [[a.tolist() for a in jax.tree.leaves(part)] for part in self.scaling],
         }
 
