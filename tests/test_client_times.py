@@ -122,7 +122,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client(federation, method, more):
 
 @pytest.mark.slow
 def test_nothing_else_depends_on_it(federation):
-    timed, plain = jaxpfl.fit("adaped", federation, **TIMED), jaxpfl.fit("adaped", federation, **GIVEN)
+    timed, plain = jaxpfl.fit("ditto", federation, **TIMED), jaxpfl.fit("ditto", federation, **GIVEN)
     assert set(timed.history) - set(plain.history) == {"round_seconds"}
     np.testing.assert_allclose(timed.personalized_accuracy, plain.personalized_accuracy, rtol=1e-6)
     with pytest.raises(JaxpflError, match="the run has no simulated time: pass time_model to fit"):

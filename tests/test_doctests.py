@@ -17,7 +17,13 @@ def with_examples() -> list[str]:
     return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in found]
 
 
-@pytest.mark.parametrize("module", with_examples())
+# Fits that compile for more than a second, whose numbers tests/estimators has in the default run.
+DEAR = {f"jaxpfl.estimators.empirical_bayes.{name}" for name in ("groups", "normal_means", "unit_level")}
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in with_examples()]
+)
 def test_the_examples_of_a_module_run(module):
     result = doctest.testmod(importlib.import_module(module), verbose=False)
     assert result.attempted, f"{module}: no docstring holds its >>>"

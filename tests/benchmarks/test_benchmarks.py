@@ -11,44 +11,11 @@ from typing import Any
 import pytest
 from benchmark_modules import benchmark_module
 
+from jaxpfl.benchmarks import record as records
+from jaxpfl.benchmarks.__main__ import NAMES, main
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-NAMES = (
-    "round_cnn",
-    "own_models",
-    "adaped_flops",
-    "roofline",
-    "clients",
-    "sweep",
-    "sweep_clients",
-    "orders",
-    "streamed",
-    "overhead",
-    "compile",
-    "second_fit",
-    "fusion",
-    "sums",
-    "drift",
-    "processes",
-    "ragged",
-    "estimators",
-    "estimators_compared",
-    "interval_coverage",
-    "bernoulli_coverage",
-    "needles",
-    "histograms",
-    "graphs",
-    "defaults",
-    "adaped_plus",
-    "robust",
-    "privacy",
-    "private_gain",
-    "silos",
-    "adapters",
-    "lowered",
-    "cost",
-    "gpu",
-)
 
 
 def python(*args: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -98,8 +65,6 @@ def test_an_unknown_name_is_one_line_with_the_nearest_match_and_status_2():
 
 @pytest.mark.parametrize("arguments", [["--repetitions", "0"], ["--clients", "none"], ["--no-such-option"]])
 def test_bad_arguments_are_refused(capsys, arguments: list[str]):
-    from jaxpfl.benchmarks.__main__ import main
-
     with pytest.raises(SystemExit) as stop:
         main(["round_cnn", *arguments])
     assert stop.value.code == 2
@@ -110,19 +75,17 @@ def test_bad_arguments_are_refused(capsys, arguments: list[str]):
 
 
 def test_json_without_a_file_is_alone_on_standard_output(capsys, tmp_path: Path):
-    from jaxpfl.benchmarks import record
+    @records.command
+    def own(argv: list[str] | None = None) -> None:
+        args = records.parser("own", "A benchmark.").parse_args(argv)
+        records.table("seconds", ("", "median"), [("ours", 1.5)])
+        records.write(args.json, "own", {}, {"ours": 1.5})
 
-    @record.command
-    def main(argv: list[str] | None = None) -> None:
-        args = record.parser("own", "A benchmark.").parse_args(argv)
-        record.table("seconds", ("", "median"), [("ours", 1.5)])
-        record.write(args.json, "own", {}, {"ours": 1.5})
-
-    main(["--json"])
+    own(["--json"])
     said = capsys.readouterr()
     assert json.loads(said.out)["results"] == {"ours": 1.5}
     assert "median" in said.err
-    main(["--json", str(tmp_path / "record.json")])
+    own(["--json", str(tmp_path / "record.json")])
     said = capsys.readouterr()
     assert "median" in said.out
     assert json.loads((tmp_path / "record.json").read_text())["benchmark"] == "own"

@@ -9,24 +9,8 @@ from jaxpfl.cli import main
 
 # A run of a second: a linear model, a few clients, a few rounds.
 SMALL = [
-    "--model",
-    "linear",
-    "--clients",
-    "6",
-    "--cohort",
-    "3",
-    "--batch-size",
-    "5",
-    "--local-steps",
-    "2",
-    "--rounds",
-    "4",
-    "--eval-every",
-    "2",
-    "--checkpoint-every",
-    "2",
-    "--seeds",
-    "2",
+    *("--model", "linear", "--clients", "6", "--cohort", "3", "--batch-size", "5", "--local-steps", "2"),
+    *("--rounds", "4", "--eval-every", "2", "--checkpoint-every", "2", "--seeds", "2"),
 ]
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from command import SMALL
 
-COMMAND = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL]
-MOMENTS = 5
+COMMAND = [sys.executable, "-m", "jaxpfl.cli", "run", "local", *SMALL]
+MOMENTS = 3
 LONG = ["--rounds", "20", "--eval-every", "5", "--checkpoint-every", "5", "--plan.rounds-per-call", "1"]
 
 
@@ -46,7 +46,7 @@ def whole(tmp_path_factory) -> tuple[Path, dict]:
 
 
 def assert_same(folder: Path, out: str, whole: tuple[Path, dict]) -> None:
-    got, want = json.loads(out)["methods"]["adaped"], dict(whole[1]["methods"]["adaped"])
+    got, want = json.loads(out)["methods"]["local"], dict(whole[1]["methods"]["local"])
     assert {**got, "seconds": 0, "compile_seconds": 0} == {**want, "seconds": 0, "compile_seconds": 0}
     for name, values in last_state(whole[0]).items():
         np.testing.assert_array_equal(last_state(folder)[name], values, err_msg=name)
@@ -55,22 +55,9 @@ def assert_same(folder: Path, out: str, whole: tuple[Path, dict]) -> None:
         assert rounds == list(range(1, 21))
 
 
-@pytest.mark.slow
-def test_kill_minus_nine(tmp_path: Path, whole):
-    folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_round(folder, 8, process)
-    process.kill()
-    process.wait()
-    assert not (folder / "summary.json").exists()
-    out, err = start(folder, "--resume").communicate(timeout=300)
-    assert out, err
-    assert_same(folder, out, whole)
-
-
 def one_line(err: str) -> str:
     """The message, which must be one line below the progress display."""
-    said = [line for line in err.splitlines() if line.strip() and not re.match(" +adaped ", line)]
+    said = [line for line in err.splitlines() if line.strip() and not re.match(" +local ", line)]
     assert len(said) == 1, err
     return said[0]
 
@@ -134,7 +121,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (130, "")
         said = one_line(err)
-        assert said.startswith(("interrupted", "stopped adaped after round"))
+        assert said.startswith(("interrupted", "stopped local after round"))
         assert ("--resume continues" in said) == (folder / "config.json").exists()
 
 
@@ -165,7 +152,7 @@ def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     assert "cannot write the checkpoint of round 10 to" in said
     assert said.endswith("File too large; --resume continues from the previous one")
     assert not [line for line in others if "jaxpfl" in line or line.startswith("error")]
-    kept = {p.name for p in (folder / "checkpoints" / "adaped").iterdir()}
+    kept = {p.name for p in (folder / "checkpoints" / "local").iterdir()}
     assert kept - {".10.partial"} == {"5"}
     out, err = start(folder, "--resume").communicate(timeout=300)
     assert out, err

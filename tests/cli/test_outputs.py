@@ -12,7 +12,6 @@ from jaxpfl import JaxpflError
 from jaxpfl.cli.estimate import Output, claim, write
 
 WHEN = ["estimate", "when", "--clients", "50", "--samples", "5"]
-GAUSSIAN = ["estimate", "gaussian", "--clients", "9", "--samples", "3", "--repetitions", "2"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -108,17 +107,6 @@ def test_a_study_that_is_killed_leaves_no_half_for_whole_and_may_write_there_aga
             assert list(now) == ["summary.json"]
             at += 1
         assert at > len(names)
-
-
-def test_the_commands_tell_their_results_from_those_of_others(tmp_path, capsys):
-    first = jaxpfl(capsys, *WHEN, "--output", tmp_path, "--json").json
-    assert first["files"] == first["plots"] == ["plots/phases.png"]
-    before = contents(tmp_path)
-    assert before["plots/phases.png"].startswith(b"\x89PNG")
-    assert "holds plots but no results of jaxpfl estimate gaussian" in refused(capsys, *GAUSSIAN, "--output", tmp_path)
-    assert contents(tmp_path) == before
-    again = jaxpfl(capsys, *WHEN, "--sigma-theta", "0.3", "--output", tmp_path, "--json").json
-    assert json.loads((tmp_path / "summary.json").read_text()) == again != first
 
 
 @pytest.mark.parametrize(

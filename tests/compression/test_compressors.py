@@ -18,6 +18,8 @@ DRAWS = 20_000
 qsgd_compress = jax.jit(quantizers.qsgd, static_argnums=2)
 uniform = jax.jit(quantizers.uniform, static_argnums=2)
 lloyd = jax.jit(quantizers.codebook, static_argnums=1)
+top_k = jax.jit(quantizers.top_k, static_argnums=1)
+sign = jax.jit(quantizers.sign)
 
 
 def drawn(compress) -> np.ndarray:
@@ -68,13 +70,13 @@ def test_uniform_is_unbiased(bits: int):
 
 
 def test_sign():
-    got = quantizers.sign(jnp.array([1.0, -2.0, 0.0, 5.0]))
+    got = sign(jnp.array([1.0, -2.0, 0.0, 5.0]))
     np.testing.assert_array_equal(got.value, [2, -2, 2, 2])
     assert int(got.bits) == 36
 
 
 def test_top_k_keeps_the_largest():
-    got = quantizers.top_k(jnp.array([1.0, -5.0, 0.5, 5.0, 3.0]), 3)
+    got = top_k(jnp.array([1.0, -5.0, 0.5, 5.0, 3.0]), 3)
     np.testing.assert_array_equal(got.value, [0, -5, 0, 5, 3])
     assert int(got.bits) == len(messages.encode_top_k(np.asarray(got.value))) == 5 + 3 + 3 + 1 + 3 * 32
 
@@ -82,8 +84,8 @@ def test_top_k_keeps_the_largest():
 COMPRESSORS = {
     "qsgd": lambda x: qsgd_compress(KEY, x, 2),
     "uniform": lambda x: uniform(KEY, x, 2),
-    "sign": jax.jit(quantizers.sign),
-    "top_k": jax.jit(lambda x: quantizers.top_k(x, 3)),
+    "sign": sign,
+    "top_k": lambda x: top_k(x, 3),
     "codebook": lambda x: lloyd(x, 3),
 }
 
@@ -178,7 +180,7 @@ def test_numbers_at_the_ends_of_the_range(numbers: list[float]):
         np.testing.assert_allclose(value[value != 0], norm * np.sign(wide[value != 0]), rtol=1e-6)
         assert (value != 0).any()
 
-    np.testing.assert_array_equal(jax.jit(lambda x: quantizers.top_k(x, 4).value)(x), x)
+    np.testing.assert_array_equal(top_k(x, 4).value, x)
     value = np.asarray(lloyd(x, 1).value, float)
     np.testing.assert_allclose(value, len(numbers) * [wide.mean()], rtol=1e-6)
 
@@ -205,7 +207,8 @@ def test_a_codebook_shows_what_is_no_number_whatever_its_sign():
 
 def draws(x: np.ndarray, b: float, bits: int) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    return np.asarray(jax.vmap(lambda key: quantizers.quantize(key, jnp.asarray(x, jnp.float32), b, bits))(keys), float)
+    draw = jax.jit(jax.vmap(lambda key: quantizers.quantize(key, jnp.asarray(x, jnp.float32), b, bits)))
+    return np.asarray(draw(keys), float)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 5])
@@ -228,7 +231,7 @@ def test_unbiased_inside_and_of_the_stated_variance(bits: int):
 
 def test_levels_are_k_bit_numbers_and_what_is_outside_is_clipped():
     x = jnp.array([-np.inf, -9.0, 0.3, 9.0, np.inf])
-    sent = quantizers.levels(jax.random.key(1), x, 2.0, 3)
+    sent = jax.jit(quantizers.levels, static_argnums=3)(jax.random.key(1), x, 2.0, 3)
     assert sent.dtype == jnp.int32
     assert np.asarray(sent)[[0, 1, 3, 4]].tolist() == [0, 0, 7, 7]
     assert 0 <= int(sent[2]) <= 7

@@ -193,9 +193,9 @@ def test_a_dirichlet_of_each_cluster_never_lowers_its_likelihood():
 def test_second_moment_and_the_tokens_kept():
     mean, chosen = floored(Q.mean(0)), np.arange(20)
     v = ((Q - mean) / np.sqrt(mean))[:, chosen]
-    moment = histogram_clusters.second_moment(USERS, jnp.asarray(mean, jnp.float32), jnp.asarray(chosen))
+    moment = second_moment(USERS, jnp.asarray(mean, jnp.float32), chosen)
     np.testing.assert_allclose(moment, v.T @ v, rtol=1e-3, atol=1e-4)
-    found = histogram_clusters.directions(moment, jnp.asarray(chosen), 2)
+    found = directions(moment, chosen, 2)
     values, vectors = np.linalg.eigh(v.T @ v)
     np.testing.assert_allclose(found.values, values[::-1][:2], rtol=1e-4)
     keep = histogram_clusters.token_mask(found, 30, histogram_clusters.threshold_of(found, 5))
@@ -203,14 +203,16 @@ def test_second_moment_and_the_tokens_kept():
     assert set(np.flatnonzero(keep)) == set(chosen[np.argsort(-largest)[:5]])
 
 
+second_moment = jax.jit(histogram_clusters.second_moment)
+directions = jax.jit(histogram_clusters.directions, static_argnums=2)
+
+
 def test_only_k_minus_1_directions_inform():
     """Two clusters: the second eigenvalue of M is the noise's, the first several times that."""
     counts, *_ = _equal_sizes()
     users = users_of(counts, 128)
     mean = histogram.floored(histogram.mean(users), 1e-6)
-    values = histogram_clusters.directions(
-        histogram_clusters.second_moment(users, mean, jnp.arange(50)), jnp.arange(50), 3
-    )
+    values = directions(second_moment(users, mean, np.arange(50)), np.arange(50), 3)
     first, second, third = np.asarray(values.values)
     assert first > 3 * second
     assert second < 1.5 * third

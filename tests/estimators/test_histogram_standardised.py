@@ -12,13 +12,14 @@ from histogram_reference import FLOOR, algorithm_2, apart, floored, kl, small, u
 from scipy.stats import norm
 
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms.private import GRID, STEPS, denoised
+from jaxpfl.estimators.histograms.private import GRID, STEPS
 
 COUNTS, _, _, POPULATION = small(seed=5, n=48, d=20)
 Q = COUNTS / COUNTS.sum(1, keepdims=True)
 MEAN = floored(Q.mean(0))
 CENTERS = floored(POPULATION.centers)
 USERS = users_of(COUNTS, 16)
+denoised = jax.jit(histogram_private.denoised)
 
 
 def test_denoising_is_em_for_the_prior_and_the_posterior_mean():
@@ -43,7 +44,7 @@ def test_denoising_is_em_for_the_prior_and_the_posterior_mean():
 def test_denoising_where_there_is_no_noise_or_nothing_else():
     """Without noise the release is left as it is; one of noise alone gives a distribution."""
     for stddev in (1e-12, 1e-7):
-        exact = jax.jit(denoised)(jnp.asarray(MEAN, jnp.float32), stddev, FLOOR)
+        exact = denoised(jnp.asarray(MEAN, jnp.float32), stddev, FLOOR)
         np.testing.assert_allclose(exact, MEAN, rtol=1e-3)
     noise = 1e6 * np.random.default_rng(0).standard_normal(20)
     for noisy in (noise, -np.abs(noise), np.zeros(20)):

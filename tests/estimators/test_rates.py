@@ -67,6 +67,14 @@ def test_the_gamma_prior_is_the_likeliest():
     np.testing.assert_allclose(1e9 * other.mean, found.mean, rtol=1e-5)
 
 
+def test_a_frequency_table_of_counts():
+    """Weights are numbers of clients: the fit is that of the clients written out, a row each."""
+    counts, number = np.arange(6), np.array([300, 90, 25, 8, 2, 1])
+    table, each = ebpoisson(counts, 1.0, weights=number), ebpoisson(np.repeat(counts, number), 1.0)
+    first = np.searchsorted(np.repeat(counts, number), counts)
+    np.testing.assert_allclose(table.mean, np.asarray(each.mean)[first], rtol=1e-5)
+
+
 def test_clients_without_spread_have_the_pooled_rate():
     found = ebpoisson(np.full(200, 2), 4.0)
     assert np.isinf(found.prior_size)

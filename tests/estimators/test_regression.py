@@ -50,7 +50,7 @@ def test_least_squares_are_those_of_least_norm(n, rank):
 @pytest.mark.parametrize("n", [3, 9])
 def test_posterior_is_the_ridge_form(n):
     population, x, y, _ = clients(1, n, 5)
-    mu, s2, sx2 = map(np.asarray, population)
+    mu, s2, sx2, x, y = map(np.asarray, (*population, x, y))
     a = np.linalg.inv(x[0].T @ x[0] / sx2 + np.eye(5) / s2)
     got = posterior(population, x[0], y[0])
     np.testing.assert_allclose(got.mean, a @ (x[0].T @ y[0] / sx2 + mu / s2), rtol=1e-10)

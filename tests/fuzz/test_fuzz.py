@@ -17,7 +17,7 @@ from fuzz_target import MOST, outcome
 
 from jaxpfl.support.errors import JaxpflError
 
-COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "1500"))
+COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "500"))
 """Damaged inputs a reader of files in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""
 
 FEWER = 5

@@ -347,23 +347,6 @@ def test_bad_groups_and_weights_are_refused_in_a_line(capsys, tmp_path, argument
     assert said in refused(capsys, "--csv", path, *arguments)
 
 
-def test_a_frequency_table_of_counts(capsys, tmp_path):
-    """Weights are numbers of clients: the fit is that of the clients written out, a row each."""
-    counts, number = np.arange(6), np.array([300, 90, 25, 8, 2, 1])
-    path, out = tmp_path / "claims.csv", tmp_path / "out"
-    path.write_text("client,count,exposure,number\n" + "".join(f"k{z},{z},1,{number[z]}\n" for z in counts))
-    command = ["estimate", "normal-means", "--csv", str(path), "--weights", "number"]
-    main([*command, "--output", str(out)])
-    assert "prior weighted by number" in capsys.readouterr().out
-    with open(out / "estimates.csv") as file:
-        found = [float(row["personalized"]) for row in csv.DictReader(file)]
-    with jax.enable_x64(True):
-        each = ebpoisson(np.repeat(counts, number), 1.0)
-    np.testing.assert_allclose(
-        found, np.asarray(each.mean)[np.searchsorted(np.repeat(counts, number), counts)], rtol=1e-5
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["successes,trials", "count,exposure"])
 def test_counts_about_covariates(capsys, tmp_path, kind):

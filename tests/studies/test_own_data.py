@@ -220,6 +220,7 @@ def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     return path, y, x, client
 
 
+@pytest.mark.slow
 def test_clients_about_covariates(capsys, tmp_path):
     path, y, x, client = own(tmp_path)
     out = tmp_path / "out"

@@ -45,17 +45,7 @@ OWN: dict[str, dict[str, Any]] = {
     "elections": {"epsilon": (1.0,)},
     "normal-means": {"priors": ("point-normal",)},
 }
-DEAR = ("compression", "elections", "histogram", "network", "normal-means", "regression-mixture")
-"""Studies that compile for long."""
-
-
-def named(*slow: str) -> Any:
-    return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=pytest.mark.slow if n in slow else ()) for n in registry.STUDIES]
-    )
-
-
-every = named()
+every = pytest.mark.parametrize("name", registry.STUDIES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,7 +174,7 @@ def test_a_refusal_is_one_line_and_leaves_no_folder(capsys, tmp_path, name):
 
 
 @pytest.mark.slow
-@named(*DEAR)
+@every
 def test_json_and_tables(name):
     found, given = made(name), small(name)
     assert found.json["study"] == name
@@ -250,8 +240,17 @@ def test_repetitions_follow_from_the_seed(name):
 
 @pytest.mark.slow
 @every
-def test_the_output_folder_holds_what_is_said(capsys, tmp_path, name):
-    folder = tmp_path / "out"
+def test_the_output_folder_holds_what_is_said(capsys, tmp_path, monkeypatch, name):
+    """Of a study that was run once for all tests of this file."""
+    folder, study = tmp_path / "out", registry.get(name)
+
+    def results(given: Any, *more: Any) -> Results:
+        assert changes(name).items() <= vars(given).items()
+        return made(name)
+
+    once = dataclasses.replace(study, results=results)
+    made(name)
+    monkeypatch.setattr(registry, "get", lambda asked: {name: once}[asked])
     first = call(capsys, name, *flags(name), "--json", "--output", folder)
     assert (first.status, first.err) == (0, "")
     printed, stored = json.loads(first.out), json.loads((folder / "summary.json").read_text())

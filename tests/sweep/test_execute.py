@@ -31,8 +31,8 @@ def records_of(definition: Any) -> list[Record]:
 
 @pytest.mark.slow
 def test_rows_are_what_separate_fits_are():
-    found = records_of(sweep_of("lr=.05,.5", "adaped.psi_init=1,3", methods=("fedavg", "adaped")))
-    assert len(found) == 2 * 2 + 4 * 2
+    found = records_of(sweep_of("lr=.05,.5", "adaped.psi_init=1,3", methods=("adaped",)))
+    assert len(found) == 4 * 2
     _, federation = load_federation(resolve(RunConfig(**CONFIG, validation_share=0.2)))
     for record in found:
         given = {name: value for name, value in CONFIG.items() if name not in ("clients", "seeds")}
@@ -47,10 +47,10 @@ def test_rows_are_what_separate_fits_are():
 
 @pytest.mark.slow
 def test_shares_of_the_clients_and_their_sizes():
-    found = records_of(sweep_of("clients=4,8", "cohort=.5m,1m", seeds=1))
+    found = records_of(sweep_of("clients=4,8", "cohort=.5m", seeds=1))
     sizes = {(r.settings["clients"], r.settings["cohort"]): r.metrics["cohort_size"] for r in found}
-    assert sizes == {(4, "0.5m"): 2, (4, "1m"): 4, (8, "0.5m"): 4, (8, "1m"): 8}
-    assert [r.metrics["client_steps"] for r in found] == [12, 24, 24, 48]
+    assert sizes == {(4, "0.5m"): 2, (8, "0.5m"): 4}
+    assert [r.metrics["client_steps"] for r in found] == [12, 24]
 
 
 @pytest.mark.slow
