@@ -37,11 +37,11 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("noise_multiplier = 0", "a claim"): (
         "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
     ),
-    ("noise of the clients", "participation = poisson"): (
+    ("client-side noise", "participation = poisson"): (
         "noise that the clients add cannot be accounted with poisson participation: the cohort would determine the "
         "amount of noise; use full or fixed-size cohorts, or central noise"
     ),
-    ("noise of the clients", "participation = cyclic"): (
+    ("client-side noise", "participation = cyclic"): (
         "noise that the clients add is not accounted with cyclic participation: use full or fixed-size cohorts, or "
         "noise of the server (central or banded)"
     ),
@@ -56,8 +56,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "banded noise covers one sum per round with a fixed clipping norm: leave out quantile, and methods that "
         "release several sums"
     ),
-    ("noise of the clients", "quantile"): "adaptive clipping requires central noise: leave out quantile, or the noise",
-    ("noise of the clients", "several releases in a round"): ("several releases in a round require central noise"),
+    ("client-side noise", "quantile"): "adaptive clipping requires central noise: leave out quantile, or the noise",
+    ("client-side noise", "several releases in a round"): ("several releases in a round require central noise"),
     ("noise = per_step", "several noise multipliers or norms"): (
         "noise = per_step takes one noise_multiplier and one clipping_norm for all runs"
     ),
@@ -89,8 +89,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "a method that pools the data has neither uploads nor silos: leave one out"
     ),
     ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on time",
-    ("asynchronous rounds", "compress"): "arrival times require an upload's length before it is computed",
-    ("aggregate", "fednova"): "fednova divides a sum of uploads, which a robust aggregate is not",
+    ("asynchronous rounds", "compress"): "arrival times need the length of uploads in advance: leave compress out",
+    ("aggregate", "fednova"): "fednova divides a sum of uploads, but a robust aggregate is not a sum: leave one out",
     ("aggregate", "weighting = examples"): (
         "a robust aggregate counts all clients alike, because a client could claim any weight; use uniform, or leave "
         "it out"
@@ -98,9 +98,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("accountant = pld", "participation = uniform"): (
         "pld does not support fixed-size cohorts: use rdp, which accounts for them under replace-one"
     ),
-    ("accountant = rdp", "cohorts that a cap can cut"): (
-        "rdp does not support poisson cohorts that a cap can cut: use pld"
-    ),
+    ("accountant = rdp", "capped cohorts"): ("rdp does not support poisson cohorts with a cap: use pld"),
     ("accountant = paper", "adaptive clipping or cyclic participation, unit = example"): (
         "accountant = paper supports neither adaptive clipping nor cyclic participation nor unit = example: use pld or "
         "rdp"

@@ -66,7 +66,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     cycle = sampling.cycle if isinstance(sampling, Cyclic) else None
     exclusions.check(
         {
-            "noise of the clients": by_clients,
+            "client-side noise": by_clients,
             "participation": sampling.name,
             "noise": "banded" if bands > 1 else None,
             "participation other than cyclic": cycle is None,
@@ -338,7 +338,7 @@ class PrivacyPlan:
 
         sampling, multiplier = self.sampling, self.noise_multiplier
         cut = isinstance(sampling, Poisson) and sampling.truncated
-        exclusions.check({"accountant": accountant, "participation": sampling.name, "cohorts that a cap can cut": cut})
+        exclusions.check({"accountant": accountant, "participation": sampling.name, "capped cohorts": cut})
         if multiplier == 0:
             raise JaxpflError(exclusions.NO_NOISE)
         if self.relation == "replace-one" and accountant == "rdp":

@@ -87,7 +87,7 @@ def plan_of(
         {
             "compress": compressed,
             "noise": mechanism.noise,
-            "noise of the clients": not mechanism.server_adds,
+            "client-side noise": not mechanism.server_adds,
             "several releases in a round": releases > 1,
         }
     )

@@ -181,7 +181,7 @@ class Mechanism(NoiseSettings):
         exclusions.check(
             {
                 "noise": self.noise,
-                "noise of the clients": not self.server_adds and self.noise,
+                "client-side noise": not self.server_adds and self.noise,
                 "noise_seed": self.noise_seed,
                 "quantile": self.quantile,
                 "several noise multipliers or norms": bool(z.ndim or np.ndim(self.clipping_norm)),

@@ -18,7 +18,7 @@ STUDIES: Mapping[str, str] = {
     "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, and by EM.",
     "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 5.",
     "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA and others.",
-    "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, which it is at one lambda.",
+    "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, its value at one lambda.",
     "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",

@@ -32,7 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "noise = central": {"privacy.noise": "central"},
     "noise = banded": {"privacy.noise": "banded", "participation": "cyclic", "cohort": 2},
     "noise = per_step": STEPS,
-    "noise of the clients": SHARES,
+    "client-side noise": SHARES,
     "noise_seed = secret": {"privacy.noise_seed": "secret"},
     "quantile": {"privacy.quantile": 0.5},
     "several noise multipliers or norms": {"privacy.noise_multiplier": (1.0, 2.0), "seeds": 2},
@@ -44,7 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "participation = cyclic": {"participation": "cyclic", "cohort": 3},
     "participation = uniform": {"participation": "uniform", "cohort": 3},
     "participation other than cyclic": {"participation": "full", "cohort": None},
-    "cohorts that a cap can cut": {"participation": "poisson", "cohort": 3, "cohort_cap": 4},
+    "capped cohorts": {"participation": "poisson", "cohort": 3, "cohort_cap": 4},
     "accountant = pld": {"privacy.epsilon": 8.0},
     "accountant = rdp": {"privacy.epsilon": 8.0, "privacy.accountant": "rdp"},
     "fednova": {"options": {"fednova": True}},
@@ -99,7 +99,7 @@ def audited(**settings: Any) -> Any:
 CALLS: dict[tuple[str, str], Callable[[], Any]] = {
     ("privacy", "running statistics"): lambda: run({"privacy.noise": "central", "model": Normalised()}),
     ("noise_multiplier = 0", "a claim"): lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).epsilon(1e-5),
-    ("noise of the clients", "several releases in a round"): lambda: plan_of(
+    ("client-side noise", "several releases in a round"): lambda: plan_of(
         Mechanism(1.0, noise="distributed", min_uploads=2), full(6), rounds=2, releases=2
     ),
     ("noise = banded", "quantile"): lambda: CentralNoise(1.0, count_stddev=1.0, coefficients=(0.8, 0.6)),
@@ -107,9 +107,9 @@ CALLS: dict[tuple[str, str], Callable[[], Any]] = {
     ("accountant = pld", "participation = uniform"): lambda: PrivacyPlan(CentralNoise(1.0), FixedSize(6, 3), 2).epsilon(
         1e-5
     ),
-    ("accountant = rdp", "cohorts that a cap can cut"): lambda: PrivacyPlan(
-        CentralNoise(1.0), Poisson(0.5, 6, 4), 2
-    ).epsilon(1e-5, "rdp"),
+    ("accountant = rdp", "capped cohorts"): lambda: PrivacyPlan(CentralNoise(1.0), Poisson(0.5, 6, 4), 2).epsilon(
+        1e-5, "rdp"
+    ),
     ("accountant = paper", "adaptive clipping or cyclic participation"): lambda: PrivacyPlan(
         CentralNoise(1.0, count_stddev=1.0), Full(), 1
     ).epsilon(1e-5, "paper"),
