@@ -28,9 +28,8 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
     for entry in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in entry.partition("="))
         if not (key and equals and value) or key in given:
-            article = "an" if kind[0] in "aeiou" else "a"
             raise JaxpflError(
-                f"{article} {kind} must be NAME or NAME:argument=value,..., with each argument once, got {shown(text)}"
+                f"the {kind} must be NAME or NAME:argument=value,..., with each argument once, got {shown(text)}"
             )
         given[key] = value
     return name, given

@@ -287,7 +287,7 @@ def test_feedback_is_what_is_asked_for():
         ("topk", "did you mean 'top-k'"),
         ("qsgd:level=2", "unknown argument of compressor qsgd 'level': did you mean 'levels'"),
         ("sign:bits=2", "unknown argument of compressor sign 'bits'"),
-        ("qsgd:", "a compressor must be NAME or NAME:argument=value"),
+        ("qsgd:", "the compressor must be NAME or NAME:argument=value"),
         ("qsgd:levels=2,levels=3", "with each argument once, got"),
         ("qsgd:levels=0", "qsgd:levels must be a whole number of at least 1, got 0"),
         ("qsgd:levels=1.5", "qsgd:levels must be an int, got '1.5'"),

@@ -341,7 +341,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (batches([0, 0], 1, 3), "no client has training examples"),
     (batches([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
     (drawn("cluster=2"), "unknown setting of planted 'cluster': did you mean 'clusters'"),
-    (drawn("clusters"), "a data set must be NAME or NAME:argument=value,..., with each argument once"),
+    (drawn("clusters"), "the data set must be NAME or NAME:argument=value,..., with each argument once"),
     (drawn("clients=3"), r"planted:clusters must be at most 3 \(its clients\), got 5"),
     (lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5), "shares of users set apart must be > 0"),
     (lambda: token_counts.groups(np.random.default_rng(), 2, 0.2, 0.1), "2 users cannot be divided into 3 groups"),

@@ -211,10 +211,7 @@ def test_impossible_targets():
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), math.nan), "rounds must be a whole number"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1, "replace"), "unknown relation 'replace'"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1, "zero-out"), "add-or-remove-one or replace-one for full"),
-        (
-            lambda: PrivacyPlan(CentralNoise(1.0), Poisson(0.5), 1, "replace-one"),
-            "must be add-or-remove-one for poisson",
-        ),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Poisson(0.5), 1, "replace-one"), "be add-or-remove-one for poisson"),
         (lambda: PrivacyPlan(CentralNoise(1.0), FixedSize(9, 3), 1, "add-or-remove-one"), "must be replace-one for"),
         (lambda: PrivacyPlan(DistributedNoise(1.0, 3), Full(), 1, "add-or-remove-one"), "must be zero-out or replace"),
         (lambda: PrivacyPlan(PER_STEP, Poisson(0.5), 1), "noise that the clients add"),
