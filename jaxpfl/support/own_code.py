@@ -78,7 +78,7 @@ def load(reference: str, fits: Callable[[Any], bool], what: str) -> Any:
     homes = {key: (getattr(value, "__module__", None), type(value).__module__) for key, value in names.items()}
     own = [key for key, (home, of_type) in homes.items() if home in (module.__name__, of_type) and fits(names[key])]
     problem = f"{name} is not a {what}" if name in names else f"there is no {name!r}"
-    raise JaxpflError(f"{reference}: {problem} (the file has: {', '.join(own) or 'none'})")
+    raise JaxpflError(f"{reference}: {problem} (suitable names in the file: {', '.join(own) or 'none'})")
 
 
 def refresh() -> None:

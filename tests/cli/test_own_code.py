@@ -193,9 +193,9 @@ def test_tasks_and_losses(here: Path):
 
 WRONG = {
     "none.py:METHOD": "cannot read none.py: No such file or directory",
-    "mine.py": "mine.py: there is no '' (the file has: METHOD, CLASH, BAD_NAME, TWIN, PLAIN)",
-    "mine.py:METHODS": "mine.py:METHODS: there is no 'METHODS' (the file has: METHOD, CLASH",
-    "mine.py:number": "mine.py:number: number is not a Method (the file has: METHOD",
+    "mine.py": "mine.py: there is no '' (suitable names in the file: METHOD, CLASH, BAD_NAME, TWIN, PLAIN)",
+    "mine.py:METHODS": "mine.py:METHODS: there is no 'METHODS' (suitable names in the file: METHOD, CLASH",
+    "mine.py:number": "mine.py:number: number is not a Method (suitable names in the file: METHOD",
     "mine.py:CLASH": "mine.py:CLASH: 'fedavg' is the name of a registered method: give this one another name",
     "mine.py:BAD_NAME": "mine.py:BAD_NAME: a Method's name consists of letters, digits, - and _, got 'a/b'",
     "mine.py:PLAIN": "mine.py:PLAIN: hyper must be a dataclass, with each field declared by jaxpfl.hyper",
@@ -204,10 +204,10 @@ WRONG = {
     "raises.py:METHOD": "raises.py line 3: ZeroDivisionError: division by zero",
     "exits.py:METHOD": "exits.py line 1: SystemExit: 3",
     "imports.py:METHOD": "imports.py line 1: ModuleNotFoundError: No module named 'nowhere'",
-    "local --model models.py:task": "models.py:task: task is not a model (the file has: Net, Wide, net,",
+    "local --model models.py:task": "models.py:task: task is not a model (suitable names in the file: Net, Wide, net,",
     "local --model models.py:Wide": "model: Wide.__init__() missing 1 required positional argument: 'width'; give a",
     "local --model models.py:wrong": "the result of the model's function must be a registered name, a flax.linen",
-    "local --task models.py:net": "models.py:net: net is not a task (the file has: task, likely)",
+    "local --task models.py:net": "models.py:net: net is not a task (suitable names in the file: task, likely)",
     "mine.py:METHOD --set mixed.shares=1": "unknown hyper-parameter of mixed 'shares'",
 }
 
