@@ -53,21 +53,15 @@ def test_values_that_go_with_other_seeds_are_warned_of(seeds, given, said):
             check_settings([spec], newcomers=False)
 
 
-def test_shapes_of_the_result(federation):
-    result = fit(federation, "fedavg", seeds=2, rounds=5, eval_every=2)
+def test_shapes_of_the_result_and_the_bits_of_its_uploads(federation):
+    result = fit(federation, "fedavg", seeds=2, rounds=5, eval_every=2, compress="sign")
     assert result.rounds.tolist() == [2, 4, 5]
     assert result.scores["after"]["accuracy"].shape == (3, 2, 3)
     assert result.personalized_accuracy.shape == (2, 3)
     assert result.global_accuracy is not None
     assert result.history["train_loss"].shape == (2, 5)
-
-
-def test_uploads_take_the_bits_of_their_code(federation):
-    result = fit(federation, "fedavg", seeds=2, rounds=5, compress="sign")
     entries = 4 * 3 + 3
     np.testing.assert_array_equal(result.history["upload_bits"], np.full((2, 5), 3 * (32 + entries)))
-    with pytest.warns(jaxpfl.JaxpflWarning, match="compress = sign changes nothing"):
-        assert "upload_bits" not in fit(federation, "local", compress="sign").history
     with pytest.raises(JaxpflError, match="pools the data"):
         fit(federation, "pooled", compress="sign")
 
@@ -84,15 +78,9 @@ def test_clients_without_test_examples_have_no_score(federation):
     ("changes", "message"),
     [
         ({"method": "adapted"}, "did you mean 'adaped'"),
-        ({"model": "linaer"}, "did you mean 'linear'"),
         ({"cohort": 4}, "cohort must be between 1 and the number of clients"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"rounds": 2.5}, "rounds must be a whole number, got 2.5"),
-        ({"eval_every": -1}, "eval_every must be at least 1"),
         ({"num_classes": 2}, "num_classes must be above 2, the largest label, got 2"),
         ({"seeds": [2**32]}, "a seed must be between 0"),
-        ({"hyper": {"c": "fast"}}, "adaped.c must be a number, or one for each run, got 'fast'"),
-        ({"seeds": 0}, "at least one seed"),
         ({"hyper": {"psi": 1.0}}, "unknown hyper-parameter of adaped 'psi'"),
         ({"hyper": {"c": -1.0}}, "adaped.c must be > 0"),
         ({"hyper": {"c": [1.0, float("nan")]}, "seeds": 2}, "adaped.c must be > 0"),
@@ -105,20 +93,20 @@ def test_refusals(federation, changes, message):
         fit(federation, **changes)
 
 
-def test_a_linen_module_and_any_init_and_apply_are_models(federation):
+def test_any_init_and_apply_are_a_model(federation):
     def init(key, x):
         return 0.1 * jax.random.normal(key, (x.shape[-1], 3))
 
     def apply(w, x, key=None, train=False):
         return jnp.tanh(x) @ w
 
-    for model in (nn.Dense(3), Model(init, apply), Model(init, lambda w, x: x @ w)):
+    for model in (Model(init, apply), Model(init, lambda w, x: x @ w)):
         result = fit(federation, "local", model=model)
         assert np.isfinite(result.scores["after"]["loss"]).all()
         assert result.global_accuracy is None
 
 
-def test_integer_inputs_keep_their_type():
+def test_a_linen_module_is_a_model_and_integer_inputs_keep_their_type():
     rng = np.random.default_rng(0)
     clients = [(rng.integers(9, size=(6, 4)), rng.integers(3, size=6)) for _ in range(3)]
     tokens = jaxpfl.stack_clients(clients, test=clients)
@@ -160,7 +148,6 @@ def test_a_builders_option_without_a_default_must_be_given(federation):
     method = Method("shifted", shifted, AveragingHyper())
     with pytest.raises(JaxpflError, match="shifted needs its option shift, which has no default"):
         fit(federation, method)
-    assert fit(federation, method, options={"shift": 1}).personalized_accuracy.shape == (1, 3)
 
 
 def test_a_server_optimizer_of_uploads_that_stay_apart_is_refused(federation):

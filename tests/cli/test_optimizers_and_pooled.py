@@ -33,17 +33,6 @@ def test_a_comparison_with_pooled(capsys, tmp_path):
     assert stored["hyper"]["fedavg"]["server_lr"] == 0.05
     assert "server_lr" not in stored["hyper"]["local"]
 
-    more = jaxpfl(
-        capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--rounds", "6", "--resume", "--output", folder
-    )
-    assert more.status == 0, more.err
-    assert "pooled" in more.out
-    whole = tmp_path / "whole"
-    jaxpfl(capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--rounds", "6", "--output", whole)
-    with np.load(folder / "clients.npz") as resumed, np.load(whole / "clients.npz") as clients:
-        for name in clients:
-            np.testing.assert_array_equal(resumed[name], clients[name], err_msg=name)
-
 
 def test_a_normalizing_server_at_rate_one_is_warned_about(capsys, monkeypatch):
     monkeypatch.setattr("jaxpfl.runs.terminal.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))

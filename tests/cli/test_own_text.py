@@ -24,13 +24,12 @@ def modules(tmp_path: Path) -> list[str]:
 @pytest.mark.slow
 def test_texts_are_compared(capsys, modules, tmp_path):
     out = tmp_path / "run"
-    methods = ["local", "fedavg", "fedavg-ft", "--set", "fedavg-ft.fine_tune_steps=2"]
-    result = jaxpfl(capsys, "compare", *methods, *modules, *SHORT, "--output", str(out))
+    result = jaxpfl(capsys, "run", "fedavg", *modules, *SHORT, "--output", str(out))
     assert result.status == 0, result.err
     assert "perplexity" in result.out
     summary = json.loads((out / "summary.json").read_text())
     assert json.loads((out / "config.json").read_text())["config"]["task"] == "next-token"
-    assert set(summary["methods"]) == {"local", "fedavg", "fedavg-ft"}
+    assert set(summary["methods"]) == {"fedavg"}
     with np.load(out / "methods" / "fedavg.npz") as scores:
         for name in ("after_accuracy", "after_perplexity", "after_loss", "global_perplexity"):
             assert np.isfinite(scores[name]).all()

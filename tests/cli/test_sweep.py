@@ -115,13 +115,11 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["adapd"], "unknown method 'adapd': did you mean 'adaped'?"),
         (["local", "--grid", "lr"], "--grid takes NAME=VALUE,VALUE"),
         (["local", "--grid", "lrr=1"], "unknown axis 'lrr': did you mean 'lr'?"),
         (["local", "--grid", "lr=-1,.1"], "lr must be > 0"),
         (["adaped", "--grid", "psi_init=-1"], "adaped.psi_init must be"),
         (["local", "--grid", "model=mlp:4,mpl"], "did you mean 'mlp'?"),
-        (["local", "--grid", "lr=.1", "--data", "digit"], "did you mean 'digits'?"),
         (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
         (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster answers"),

@@ -97,16 +97,13 @@ def test_vmap_over_problems():
     ("fit", "counts", "sizes", "said"),
     [
         (ebbinomial, [1, 2], [1, 1], "successes must be at most trials, got 2 of 1 for client 1"),
-        (ebbinomial, [1, 0.5], [1, 1], "successes must be whole numbers of at least 0, got 0.5 for client 1"),
         (ebbinomial, [1, 0], [1, 0], "trials must be whole numbers of at least 1, got 0.0 for client 1"),
         (ebbinomial, [0, 0], 5, "all successes are zero: no prior can be fitted"),
-        (ebbinomial, [5, 5], 5, "all trials are successes: no prior can be fitted"),
         (ebbinomial, [1], [2], "at least 2 clients are needed to estimate a prior, got 1"),
         (ebbinomial, [1, 1], [2, 2, 2], r"got shapes \(2,\) and \(3,\)"),
         (ebbinomial, ["a", "b"], 2, "successes must be numbers, one for each client"),
         (ebpoisson, [1, -1], 1.0, "count must be whole numbers of at least 0, got -1.0 for client 1"),
         (ebpoisson, [1, 1], [1.0, 0.0], "exposure must be > 0 and finite, got 0.0 for client 1"),
-        (ebpoisson, [1, np.nan], 1.0, "count must be whole numbers of at least 0, got nan for client 1"),
         (ebpoisson, [0, 0], 1.0, "all counts are zero: no prior can be fitted"),
     ],
 )

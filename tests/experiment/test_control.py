@@ -137,15 +137,15 @@ def test_a_resumed_run_keeps_its_tuning(tmp_path, monkeypatch):
     tuned, made = [], build.Assembled.simulation
     monkeypatch.setattr(setup, "tuning_of", lambda *given: tuning_of(given[0], "gpu", *given[2:]))
     monkeypatch.setattr(build.Assembled, "simulation", lambda self: tuned.append(self.spec.plan.tuning) or made(self))
-    folder = run(tmp_path / "run", ("fedavg",), **SETTINGS)
+    folder = run(tmp_path / "run", ("local",), **SETTINGS)
     path, made_long = folder / "config.json", SETTINGS | {"rounds": 4}
     monkeypatch.setattr(execution_plan, "_QUICK_WORK", 0)
-    longer = prepare(resolve(RunConfig(**made_long)), ("fedavg",))
+    longer = prepare(resolve(RunConfig(**made_long)), ("local",))
     assert longer.tuning == "full"
     assert open_folder(folder, longer, resume=True) == ["rounds: 3 -> 4"]
     run_methods(longer, folder, Reporter())
     assert tuned == ["quick", "quick"]
-    other = prepare(resolve(RunConfig(**made_long, plan=ExecutionPlan(tuning="full"))), ("fedavg",))
+    other = prepare(resolve(RunConfig(**made_long, plan=ExecutionPlan(tuning="full"))), ("local",))
     with pytest.raises(JaxpflError, match=r"would change the experiment in .*: plan\.tuning: quick -> full"):
         open_folder(folder, other, resume=True)
     # Earlier versions had no other choice on a GPU than XLA's own.

@@ -183,7 +183,7 @@ def same(found: dict, want: dict) -> bool:
     return flat[0] == flat[1]
 
 
-@pytest.mark.parametrize("value", [None, 7, "x", *map(slow, (True, 1.5, [], [None], {}, {"x": []}))])
+@pytest.mark.parametrize("value", [None, 7, "x", *map(slow, (True, [None], {"x": []}))])
 def test_every_field_of_a_stored_config_is_checked(experiment, tmp_path, value):
     folder = tmp_path / "run"
     open_folder(folder, experiment, resume=False)
