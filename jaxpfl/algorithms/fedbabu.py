@@ -89,6 +89,9 @@ def fedbabu(
     def personalize(
         key: Key, hp: FedBABUHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
+        if tuning is None:
+            return message.shared
+
         def tuned(task: Task, params: PyTree) -> PyTree:
             given = (tuning, task, key, hp, ctx, splits.train, params, work.steps)
             return fine_tuning.fine_tuned(*given, hp.fine_tune_factor)
@@ -104,7 +107,7 @@ def fedbabu(
         update=update,
         personalize=personalize,
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
+        gradients=gradients(work.steps, personalize=0 if tuning is None else tuning.own_steps or tuning.steps),
     )
 
     def server_init(key: Key, hp: FedBABUHyper, ctx: ServerContext) -> Halves:

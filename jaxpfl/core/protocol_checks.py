@@ -109,8 +109,8 @@ def check_message(message: Any, num_clients: int) -> None:
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
-    parts = _described("server.broadcast: Message.per_client", message.per_client)
-    for path, leaf in jax.tree.leaves_with_path(parts):
+    _check_arrays("server.broadcast: Message.per_client", message.per_client)
+    for path, leaf in jax.tree.leaves_with_path(message.per_client):
         if leaf.shape[:1] != (num_clients,):
             raise JaxpflError(
                 f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, but needs a leading "
@@ -160,7 +160,8 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
     Raises:
       JaxpflError: if the trees differ; the error names the first leaf that differs.
     """
-    got, want = _described(what, got), _described(like, want)
+    _check_arrays(what, got)
+    _check_arrays(like, want)
     if jax.tree.structure(got) != jax.tree.structure(want):
         raise JaxpflError(f"{what} differs in structure from {like}: {_structures(got, want)}")
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
@@ -190,7 +191,7 @@ def _check_upload(upload: Upload) -> None:
       JaxpflError: if a check fails; the error names the part of the upload.
     """
     for name in ("total", "weight"):
-        _described(f"client.update: Upload.{name}", getattr(upload, name))
+        _check_arrays(f"client.update: Upload.{name}", getattr(upload, name))
 
     def check(path: tuple[Any, ...], weight: Array, part: PyTree) -> None:
         for leaf in jax.tree.leaves(part):
@@ -217,15 +218,11 @@ def _returned(what: str, result: Any, *names: str) -> Any:
     return result
 
 
-def _described(what: str, tree: PyTree) -> PyTree:
-    """Replace each leaf of a tree by its shape and dtype; a leaf that is not an array is refused."""
-
-    def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+def _check_arrays(what: str, tree: PyTree) -> None:
+    """Refuse a tree with a leaf that is not an array."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             raise JaxpflError(f"{what}{keystr(path)} must be an array, got {shown(leaf)}")
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-    return jax.tree.map_with_path(describe, tree)
 
 
 def _structures(got: PyTree, want: PyTree) -> str:

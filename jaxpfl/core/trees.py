@@ -125,13 +125,10 @@ def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTre
     Both parts have the nodes of the whole tree, with None (which JAX treats as a node without leaves) instead of each
     missing leaf. `merge` combines the two parts again.
     """
-
-    def keep(accepted: bool) -> PyTree:
-        return jax.tree.map_with_path(
-            lambda path, leaf: leaf if bool(predicate(names(path))) == accepted else None, tree
-        )
-
-    return keep(True), keep(False)
+    accepted = jax.tree.map_with_path(lambda path, leaf: bool(predicate(names(path))), tree)
+    part = jax.tree.map(lambda yes, leaf: leaf if yes else None, accepted, tree)
+    rest = jax.tree.map(lambda yes, leaf: None if yes else leaf, accepted, tree)
+    return part, rest
 
 
 def merge(part: PyTree, rest: PyTree) -> PyTree:

@@ -158,10 +158,16 @@ def plan_batches(
     if steps * slots >= 2**31 - MAX_CLIENT_EXAMPLES:
         raise JaxpflError(f"local steps x batch size must be < {2**31 - MAX_CLIENT_EXAMPLES}, got {steps} x {slots}")
     full = slots == largest and draw != "replacement"
-    each = steps if own is None else np.minimum(own.batches * own.on_host(sizes[sizes > 0]), steps)
-    epochs = _epochs(sizes[sizes > 0], each, slots) if draw == "epoch" and not full else np.ones(1, int)
+    sizes_drawn, epochs = sizes[sizes > 0], np.ones(1, int)
+    each = steps if own is None else np.minimum(own.batches * own.on_host(sizes_drawn), steps)
+    if draw == "epoch" and not full:
+        # A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is an integer number of rounds, no round
+        # touches a second epoch.
+        per_round = each * np.minimum(sizes_drawn, slots)
+        latest_start = sizes_drawn - np.gcd(per_round, sizes_drawn)
+        epochs = (latest_start + per_round - 1) // sizes_drawn + 1
     ragged = bool(sizes.min() < slots)
-    classes = _classes(sizes[sizes > 0], epochs) if draw != "replacement" and not full else ()
+    classes = _classes(sizes_drawn, epochs) if draw != "replacement" and not full else ()
     return Batching(steps, slots, draw, int(epochs.max()), full, ragged, Sizes.cover(sizes), own, classes)
 
 
@@ -319,17 +325,6 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
     return participations * whole + quotient, remainder.astype(jnp.int32)
 
 
-def _epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> np.ndarray:
-    """Largest number of epochs that one round of each client touches.
-
-    A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is an integer number of rounds, no round
-    touches a second epoch.
-    """
-    per_round = steps * np.minimum(sizes, slots)
-    latest_start = sizes - np.gcd(per_round, sizes)
-    return (latest_start + per_round - 1) // sizes + 1
-
-
 def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
     """Read one random order of [0, n) at some positions.
 
@@ -366,11 +361,11 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     def network() -> Array:
         shifts, salts = jax.vmap(_rounds, (0, None), 1)(keys, size)
 
-        def row_values(row: Array) -> Array:
-            return row.at[nth].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
         def step(r: Array, x: Array) -> Array:
-            return _swap_or_not(x, row_values(shifts[r]), row_values(salts[r]), size)
+            shift, salt = (
+                row.at[nth].get(mode="promise_in_bounds", wrap_negative_indices=False) for row in (shifts[r], salts[r])
+            )
+            return _swap_or_not(x, shift, salt, size)
 
         return lax.fori_loop(0, ROUNDS, step, place)
 

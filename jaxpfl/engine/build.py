@@ -269,7 +269,7 @@ class Assembled:
           JaxpflError: if the method does not support the run.
         """
         algorithm, values = self.algorithm()
-        plan = self.spec.plan
+        plan, cpu, several = self.spec.plan, jax.default_backend() == "cpu", processes.several()
         of_run = (algorithm, self.task, self.federation, self.cohorts, values)
         more: dict[str, Any] = {
             "availability": self.availability,
@@ -279,41 +279,32 @@ class Assembled:
         }
         # A pooled method has one client, which trains on the devices.
         home = "device" if algorithm.pooled else plan.clients_in
-        if home in ("host", "disk"):
-            if processes.several():
-                raise JaxpflError(
-                    f"plan.clients_in = {home} supports one process only: with several, the clients' states are on "
-                    "the devices (device or auto)"
-                )
-            simulation = StreamedSimulation(*of_run, **more, plan=plan, where=home)
-        else:
-            simulation = self._where_there_is_room(home, of_run, more)
-        simulation.attackers = self.attackers
-        return simulation
-
-    def _where_there_is_room(self, home: str, of_run: tuple[Any, ...], more: dict[str, Any]) -> Simulation:
-        """Build the simulation with clients on the devices or, with ``auto``, in the first storage with enough room."""
-        plan, runs = self.spec.plan, len(self.spec.seeds)
-        try:
-            simulation = Simulation(*of_run, **more, plan=plan)
-            if home == "auto":
-                simulation.check_room(runs)
-            return simulation
-        except OutOfMemoryError as error:
-            if home == "device" or processes.several():
-                raise
-            full = error
-        # CPU devices use the host's memory, so only the disk can have more room.
-        for where in ("disk",) if jax.default_backend() == "cpu" else ("host", "disk"):
+        if home in ("host", "disk") and several:
+            raise JaxpflError(
+                f"plan.clients_in = {home} supports one process only: with several, the clients' states are on "
+                "the devices (device or auto)"
+            )
+        if home != "auto":
+            homes = (home,)
+        else:  # CPU devices use the host's memory, so only the disk can have more room
+            homes = ("device",) if several else ("device", "disk") if cpu else ("device", "host", "disk")
+        refusals: list[JaxpflError] = []
+        for where in homes:
             try:
-                # Streaming supports one accelerator only.
-                one = plan if jax.default_backend() == "cpu" else dataclasses.replace(plan, devices=1)
-                simulation = StreamedSimulation(*of_run, **more, plan=one, where=where)
-                simulation.check_room(runs)
+                if where == "device":
+                    simulation = Simulation(*of_run, **more, plan=plan)
+                else:  # streaming supports one accelerator only
+                    one = plan if cpu or home != "auto" else dataclasses.replace(plan, devices=1)
+                    simulation = StreamedSimulation(*of_run, **more, plan=one, where=where)
+                if home == "auto":
+                    simulation.check_room(len(self.spec.seeds))
+                simulation.attackers = self.attackers
                 return simulation
-            except JaxpflError:
-                continue
-        raise full
+            except JaxpflError as error:
+                if where == "device" and not isinstance(error, OutOfMemoryError):
+                    raise
+                refusals.append(error)
+        raise refusals[0]
 
     def algorithm(self) -> tuple[Algorithm, Any]:
         """Build the method's algorithm and its hyper-parameters.
@@ -328,7 +319,7 @@ class Assembled:
         work = self.work
         privacy, schedule = work.privacy, work.schedule
         work = dataclasses.replace(work, schedule=None)
-        if _is_registered(method) and method.releases is None and work.step_noise is None:
+        if privacy is not None and _is_registered(method) and method.releases is None and work.step_noise is None:
             # `privatize` adds the mechanism below. If the method's functions captured the mechanism, each noise
             # multiplier would need its own program.
             work = dataclasses.replace(work, privacy=None)
@@ -343,15 +334,15 @@ class Assembled:
             algorithm, values = schedules.scheduled(algorithm, values, schedule)
         if isinstance(self.mechanism, SiloMechanism):
             algorithm = guard_examples(algorithm, method.name, self.mechanism)
-        exclusions.check(
-            {
-                "pooled data": algorithm.pooled and method.name,
-                "privacy": privacy is not None,
-                "compress": compressor is not None,
-                "aggregate": spec.aggregate if spec.is_robust else None,
-                "attack": lies and spec.attack,
-            }
-        )
+        given = {
+            "pooled data": algorithm.pooled and method.name,
+            "privacy": privacy is not None,
+            "compress": compressor is not None,
+            "aggregate": spec.is_robust and spec.aggregate,
+            "attack": lies and spec.attack,
+        }
+        if any(given.values()):
+            exclusions.check(given)
         if privacy is not None and method.uploads:
             _check_private(method, algorithm, self.task, work, privacy)
             if method.releases is None:

@@ -98,8 +98,7 @@ def make_evaluate(
         personal = personalize_client(plan.model, client, today, client_id, per_client, own, splits)
         return score_client(algorithm, client, task, today, personal, examples)
 
-    read = _reader(algorithm, plan, score, split)
-    return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
+    return lambda *given: gather(_each_client(algorithm, plan, score, *given, split), plan.groups)
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
@@ -112,8 +111,7 @@ def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
         splits, client_id, per_client = data
         return personalize_client(plan.model, client, today, client_id, per_client, own, splits).after
 
-    read = _reader(algorithm, plan, adapted)
-    return lambda state, hp, clients: tuple(read(state, hp, clients))
+    return lambda *given: tuple(_each_client(algorithm, plan, adapted, *given))
 
 
 def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], Array]:
@@ -124,8 +122,7 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
         splits, _, per_client = data
         return client.cluster(today.hp, Message(today.sent, per_client), own, splits)
 
-    read = _reader(algorithm, plan, choose)
-    return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
+    return lambda *given: gather(_each_client(algorithm, plan, choose, *given), plan.groups)
 
 
 def adapt_client(
@@ -210,7 +207,7 @@ def make_adapt(
         elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
-        states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
+        states = _per_scored_client(plan, state.clients) if algorithm.pooled else ((),) * len(data)
         return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)
 
     return adapt
@@ -226,16 +223,16 @@ def _today(
     message = send(key, hp, ctx, state.server)
     per_client = message.per_client
     if not newcomers:
-        per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
+        per_client = clients.received(per_client)
+        if algorithm.pooled:
+            per_client = _per_scored_client(plan, per_client)
     # With example-level privacy, personalisation draws noise, so its key must be the private one, as in the rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
 
-def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
-    """Give each scored client its values, or, in a pooled method, the values of the one trained client."""
-    if not algorithm.pooled:
-        return stacked
+def _per_scored_client(plan: RoundPlan, stacked: PyTree) -> PyTree:
+    """Give each scored client of a pooled method the values of the one trained client."""
     (group,) = plan.groups
     return jax.tree.map(lambda a: jnp.broadcast_to(a[:1], (group.rows, *a.shape[1:])), stacked)
 
@@ -307,25 +304,21 @@ def score_client(
     return means
 
 
-def _reader(
-    algorithm: Algorithm, plan: RoundPlan, work: Work, *scored: Part
-) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
-    """Build the function ``(state, hp, clients) -> results`` that applies ``work`` to each group's clients.
+def _each_client(
+    algorithm: Algorithm, plan: RoundPlan, work: Work, state: RunState, hp: PyTree, clients: Clients, *scored: Part
+) -> list[PyTree]:
+    """Apply ``work`` to each group's clients.
 
     The arguments of ``work`` include the training and validation examples, and the examples of the splits in
     ``scored``.
     """
-
-    def read(state: RunState, hp: PyTree, clients: Clients) -> list[PyTree]:
-        today, per_client = _today(algorithm, plan, state, hp, clients)
-        data = [
-            (f.splits, jnp.asarray(f.client_ids), group.take(per_client), *(getattr(f, split) for split in scored))
-            for f, group in zip(clients.federations, plan.groups, strict=True)
-        ]
-        states = _per_scored_client(algorithm, plan, state.clients)
-        return _each_group(algorithm, plan, work, today, states, data)
-
-    return read
+    today, per_client = _today(algorithm, plan, state, hp, clients)
+    data = [
+        (f.splits, jnp.asarray(f.client_ids), group.take(per_client), *(getattr(f, split) for split in scored))
+        for f, group in zip(clients.federations, plan.groups, strict=True)
+    ]
+    states = _per_scored_client(plan, state.clients) if algorithm.pooled else state.clients
+    return _each_group(algorithm, plan, work, today, states, data)
 
 
 def _each_group(

@@ -177,7 +177,7 @@ def resolve(
     """
     backend = platform or jax.default_backend()
     shards, each = plan.model_shards, processes.count()
-    available = _groups_of(plan, shards)
+    available = len(jax.devices()) if shards == 1 else _groups_of(plan, shards)
     share_bytes = model_bytes if share_bytes is None else share_bytes
     if plan.devices == "auto":
         devices = available if each > 1 else min(available, cohort, _MOST_DEVICES)
@@ -240,7 +240,7 @@ def _groups_of(plan: ExecutionPlan, shards: int) -> int:
         if there are several processes and ``shards`` > 1.
     """
     present = len(jax.devices())
-    if shards > 1 and processes.several():
+    if processes.several():
         raise JaxpflError(
             f"plan.model_shards = {shards} supports one process only: with several, each device holds "
             "its clients' whole models"

@@ -97,17 +97,8 @@ class Group(NamedTuple):
 
         return jax.tree.map(take, stacked)
 
-    def take_counts(self, stacked: PyTree) -> PyTree:
-        """Take the group's rows from the counts of all clients, [m', ...].
-
-        If there is only one group, the counts are already in the order of its stack and are returned unchanged.
-        """
-        return stacked if self.only else self.take(stacked)
-
     def put(self, stacked: PyTree, values: PyTree) -> PyTree:
-        """Write the group's counts into the counts of all clients. Values in unused rows are dropped."""
-        if self.only:
-            return values
+        """Write the group's values into the values of all clients. Values in unused rows are dropped."""
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)
 
     def members_of(self, own: PyTree) -> PyTree:
@@ -235,13 +226,6 @@ class Clients(NamedTuple):
     federations: tuple[Federation, ...]
     among: Array | None = None
     ids: Array | None = None
-
-    def all_ids(self, groups: tuple[Group, ...]) -> Array:
-        """Ids of all clients, [m]."""
-        if self.ids is not None:
-            return self.ids
-        given = zip(self.federations, groups, strict=True)
-        return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
 
     def received(self, per_client: PyTree) -> PyTree:
         """Reorder the messages to all clients, leaves [m, ...], into the rows of the groups' stacks.

@@ -11,6 +11,7 @@ numbers and stored only in the run's state.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections import Counter
@@ -122,24 +123,24 @@ def _checksum(federation: Federation) -> int:
     return total % 2**256
 
 
+@dataclasses.dataclass
 class Ours:
-    """Noise keys of the runs that a simulation started or adopted; empty if the simulation is not private.
+    """Noise keys of the runs that a simulation started or adopted.
 
     Only digests of the keys are stored, so that a secret key exists only in its run's state.
+
+    Attributes:
+      private: whether the simulation is private; otherwise it has no keys.
+      last: key array of the last returned state, whose digests `check` need not compute.
     """
 
-    def __init__(self, noise: NoiseStream | None):
-        self._private = noise is not None
-        self._digests: set[bytes] = set()
-        self._last: Key | None = None
+    private: bool
+    last: Key | None = None
+    _digests: set[bytes] = dataclasses.field(default_factory=set)
 
     def add(self, keys: Key | None) -> None:
         """Add the noise keys of some runs, [S]; None if the runs are not private."""
         self._digests |= _digests(keys)
-
-    def passed(self, keys: Key | None) -> None:
-        """Store the key array of the last returned state, so that `check` need not compute its digests."""
-        self._last = keys
 
     def check(self, keys: Key | None) -> None:
         """Check that the keys belong to this simulation's runs.
@@ -150,12 +151,12 @@ class Ours:
         Raises:
           JaxpflError: if a key is unknown; the message gives the remedy.
         """
-        if (keys is not None) != self._private:
+        if (keys is not None) != self.private:
             said = "does not belong to a private run, but this simulation is private"
-            if not self._private:
+            if not self.private:
                 said = "belongs to a private run"
             raise JaxpflError(f"the state {said}: advance it with the simulation that started it")
-        if keys is not self._last and not _digests(keys) <= self._digests:
+        if keys is not self.last and not _digests(keys) <= self._digests:
             raise JaxpflError(
                 "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
                 "advance it with the simulation that started it, or pass a stored state to adopt"

@@ -1,12 +1,13 @@
-"""Placement of data and states on devices, checks of their memory, and CPU cores as devices."""
+"""Placement of data and states on devices, checks of memory before it is used, and CPU cores as devices."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -15,12 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import MOST_EXAMPLES, ClientData, Device, Federation
-from jaxpfl.engine import memory
 from jaxpfl.engine.cohort import AXIS, MODEL, ModelAxis, Spread
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.state import RunState
-from jaxpfl.support import host_memory, processes
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support import distributed, host_memory, processes
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.support.host_memory import readable
 
 
 class Placement(NamedTuple):
@@ -122,9 +123,7 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
-    """Assign the clients of each group to devices such that all devices store about equally many examples."""
-    if not placement.own_data:
-        return groups
+    """Assign each group's clients to devices such that all devices store about equally many of their own examples."""
 
     def dealt(group: Group, part: Federation) -> Group:
         sizes = np.stack([np.asarray(split.size) for split in part.all_splits], axis=1)
@@ -154,7 +153,7 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
         leaves = jax.tree.leaves(federation)
         if all(isinstance(leaf, jax.Array) and leaf.sharding == placement.everywhere for leaf in leaves):
             return federation
-    _check_memory(federation, placement)
+    _check_data(federation, placement)
     if spread is None and (len(placement.devices) == 1 or not _shares_memory(placement.devices[0].platform)):
         return jax.device_put(federation, placement.everywhere)
     if spread is None or spread.shared_data:
@@ -244,7 +243,7 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
     here = len(devices) // processes.count() if _shares_memory(devices[0].platform) else 1
     advice = f"use fewer clients, fewer seeds at once ({runs} now) or a smaller model"
-    memory.check(here * trees.num_bytes(parts), devices, "the states", lambda: advice)
+    check_memory(here * trees.num_bytes(parts), devices, "the states", lambda: advice)
 
 
 def _shares_memory(platform: str) -> bool:
@@ -252,7 +251,7 @@ def _shares_memory(platform: str) -> bool:
     return platform == "cpu"
 
 
-def _check_memory(federation: Federation, placement: Placement) -> None:
+def _check_data(federation: Federation, placement: Placement) -> None:
     """Check that the data fit in memory, before arrays on the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
     if placement.own_data:  # only the examples that belong to clients are copied, not the whole store
@@ -269,7 +268,67 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
             f"examples, client {int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
         )
 
-    memory.check(need, placement.devices, "the data", advice)
+    check_memory(need, placement.devices, "the data", advice)
+
+
+_SMALL = 2**24
+"""Needs of fewer bytes are not compared with the free memory, because each reading of it reads four files."""
+
+_program_bytes: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
+"""Bytes that each program needs. They are stored because XLA takes milliseconds to compute them, which would slow down
+a second run of a small program."""
+
+
+def program_bytes(program: jax.stages.Compiled, devices: Sequence[Device]) -> int:
+    """Bytes that a program needs besides its arguments: on the host for CPU devices, otherwise on each device."""
+    if (own := _program_bytes.get(program)) is None:
+        stats = program.memory_analysis()
+        if stats is None:  # a backend without statistics
+            return 0
+        own = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        _program_bytes[program] = own
+    return own * (len(devices) // processes.count() if devices[0].platform == "cpu" else 1)
+
+
+def free_bytes(devices: Sequence[Device]) -> int | None:
+    """Free bytes on the host for CPU devices, otherwise on the device with the smallest free memory; None if unknown.
+
+    With several processes, the result is the minimum over all of them. It must be the same in all processes, because
+    the choice of a program depends on it.
+    """
+    if devices[0].platform == "cpu":
+        own = host_memory.free()
+        if own is not None and processes.several():
+            own //= distributed.on_this_host()
+    else:
+        here = [device for device in devices if device.process_index == jax.process_index()]
+        stats = [device.memory_stats() for device in here]
+        left = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
+        own = int(host_memory.USABLE * min(left)) if left else None
+    known = [amount for amount in processes.exchange(own) if amount is not None]
+    return min(known, default=None)
+
+
+def too_little(need: int, devices: Sequence[Device]) -> int | None:
+    """Free bytes if they are fewer than ``need``, which is the same in all processes; None if they suffice."""
+    left = free_bytes(devices) if need > _SMALL else None
+    return left if left is not None and need > left else None
+
+
+def check_memory(need: int, devices: Sequence[Device], what: str, advice: Callable[[], str]) -> None:
+    """Check that the devices have enough free memory.
+
+    Args:
+      need: bytes needed on the host for CPU devices, otherwise on each device.
+      devices: devices that need the memory.
+      what: beginning of the error message.
+      advice: function that returns the end of the error message; called only if there is an error.
+
+    Raises:
+      OutOfMemoryError: if they do not have enough; the message gives the memory needed and the free memory.
+    """
+    if (left := too_little(need, devices)) is not None:
+        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, but only {readable(left)} is free: {advice()}")
 
 
 _PATIENCE = {

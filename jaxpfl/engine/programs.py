@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,18 +12,18 @@ import jax
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction, any_data, round_robin
-from jaxpfl.core.types import PyTree
-from jaxpfl.engine import compiled, memory
+from jaxpfl.engine import compiled
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.groups import Group
-from jaxpfl.engine.placement import Placement
-from jaxpfl.engine.round import Clients, RoundPlan, make_round, make_rounds
+from jaxpfl.engine.placement import Placement, program_bytes, too_little
+from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
 from jaxpfl.engine.state import RunState, init_state, over_runs
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
 from jaxpfl.support import processes
 from jaxpfl.support.errors import OutOfMemoryError
+from jaxpfl.support.host_memory import readable
 
 Name = Literal["start", "advance", "test", "validation", "personal", "clusters", "unseen"]
 
@@ -97,15 +98,14 @@ class Programs:
         if placement.model is not None:
             layout = placement.layout(compiled.shapes(self.beginning(), *arguments))
         while True:
-            made = self.beginning(block)
-            program = compiled.compiled(made, arguments, out_shardings=layout, **options)
-            need, free = memory.needed(program, devices), memory.free(devices)
-            if free is None or need <= free:
+            program = compiled.compiled(self.beginning(block), arguments, out_shardings=layout, **options)
+            need = program_bytes(program, devices)
+            if (free := too_little(need, devices)) is None:
                 break
             if block == 1:
                 raise OutOfMemoryError(
-                    f"the first states need {memory.readable(need)} of memory, even for one client at a time, but only "
-                    f"{memory.readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
+                    f"the first states need {readable(need)} of memory, even for one client at a time, but only "
+                    f"{readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
                 )
             block = max(1, (block or placement.rows) // 8)
         self.made["start", runs] = program
@@ -119,12 +119,8 @@ class Programs:
           block: number of clients whose states are computed at a time; None for all.
         """
         of, algorithm = self._of, part_used(self._of.algorithm, "start")
-        participation, groups, rows = of.participation, of.groups, of.placement.rows
-        model = of.placement.model  # `init` captures no more than this, because captured values are part of the key
-
-        def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
-            return init_state(algorithm, participation, groups, keys, hp, clients, rows, block, model)
-
+        placement = of.placement
+        init = partial(init_state, algorithm, of.participation, of.groups, placement.rows, block, placement.model)
         begin = over_runs(init, vectorised=self.execution.vmap_runs)
         # An initial state can depend on the server's message, which some methods (FedAMP) compute by matrix products.
         return traced_as(begin, None, self.execution.matmul)
@@ -144,12 +140,10 @@ class Programs:
         while True:
             options = self.options(name, arguments) | self.execution.compiler_options
             program = compiled.compiled(self.function(name, block), arguments, **options)
-            need, free = memory.needed(program, devices), memory.free(devices)
-            if free is None or need <= free:
+            need = program_bytes(program, devices)
+            if (free := too_little(need, devices)) is None:
                 break
-            short = (
-                f"{memory.readable(need)} of memory beside data and states, but only {memory.readable(free)} is free"
-            )
+            short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
             if block == 1 or self._of.plan.clients != "auto":
                 raise OutOfMemoryError(
                     f"with {block} client(s) at once, {name} needs {short}: use fewer of them (plan.clients), fewer "
@@ -185,18 +179,12 @@ class Programs:
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
         """Function from which a program other than ``start`` is compiled."""
-        chosen = self.execution if name == "advance" else self._of.scoring
-        apart = self._of.placement.model is not None
-        return traced_as(self._function(name, block), chosen.form, chosen.matmul, apart=apart)
-
-    def _function(self, name: Name, block: int) -> Callable[..., Any]:
         of, algorithm = self._of, part_used(self._of.algorithm, name)
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "advance":
-            plan = plan._replace(availability=of.availability)
-            rounds = make_rounds(make_round(algorithm, plan), of.plan.rounds_per_call)
-            return over_runs(rounds, vectorised=self.execution.vmap_runs, in_place=True)
-        if name == "personal":
+            one_round = make_round(algorithm, plan._replace(availability=of.availability))
+            one = make_rounds(one_round, of.plan.rounds_per_call)
+        elif name == "personal":
             one = make_personal(algorithm, plan)
         elif name == "clusters":
             one = make_clusters(algorithm, plan)
@@ -205,7 +193,9 @@ class Programs:
         else:
             assert name in ("test", "validation")
             one = make_evaluate(algorithm, of.task, plan, split=name)
-        return over_runs(one, vectorised=self.execution.vmap_runs)
+        chosen = self.execution if name == "advance" else of.scoring
+        runs = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
+        return traced_as(runs, chosen.form, chosen.matmul, apart=of.placement.model is not None)
 
 
 def traced_as(

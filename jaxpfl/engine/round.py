@@ -38,7 +38,7 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.cohort import ModelAxis, Outcome, Spread, lay, run_cohort
-from jaxpfl.engine.groups import Clients, Group
+from jaxpfl.engine.groups import Clients, Group, gather
 from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 
 BITS = ("upload_bits_high", "upload_bits_low")
@@ -96,7 +96,9 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
 
     def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
         (hp, rates), federations, participation = values, shared.federations, plan.participation
-        ids = shared.all_ids(groups)
+        if (ids := shared.ids) is None:
+            of_groups = zip(federations, groups, strict=True)
+            ids = gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in of_groups], groups)
         draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
         message = broadcast(server, state.key, hp, ctx, state.server)
@@ -116,7 +118,8 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
         for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
-            own_rows, before = group.cohort(rows), group.take_counts(counts)
+            # The counts of all clients are in the order of a single group's stack.
+            own_rows, before = group.cohort(rows), counts if group.only else group.take(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
@@ -149,7 +152,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 idle_sums.append(outcome.summed)
             new, after = outcome.state
             clients.append(new)
-            counts = group.put(counts, after)
+            counts = after if group.only else group.put(counts, after)
 
         packed, contributors, done, tally = _add(sums)
         if algorithm.reduction is Reduction.STACK:
@@ -329,12 +332,12 @@ def summable(upload: PyTree, slots: int) -> Array:
     Otherwise, one finite upload could make the whole cohort's sum infinite. Server optimizers store the squares.
     """
 
-    def bounded(leaf: Array) -> Array:
-        root = math.sqrt(jnp.finfo(jnp.promote_types(leaf.dtype, jnp.float32)).max)
-        return (jnp.abs(leaf) <= min(root, float(jnp.finfo(leaf.dtype).max)) / slots).all()
-
-    numbers = [leaf for leaf in jax.tree.leaves(upload) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.stack([jnp.array(True), *map(bounded, numbers)]).all()
+    bounded = [jnp.array(True)]
+    for leaf in jax.tree.leaves(upload):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            root = math.sqrt(jnp.finfo(jnp.promote_types(leaf.dtype, jnp.float32)).max)
+            bounded.append((jnp.abs(leaf) <= min(root, float(jnp.finfo(leaf.dtype).max)) / slots).all())
+    return jnp.stack(bounded).all()
 
 
 def _work_alone(

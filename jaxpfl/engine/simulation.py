@@ -18,12 +18,21 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import RELIABLE, Availability, Participation, full
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
-from jaxpfl.engine import compiled, exchange, in_flight, memory, noise_keys
+from jaxpfl.engine import compiled, exchange, in_flight, noise_keys
 from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
-from jaxpfl.engine.placement import Placement, agree_on, balanced, check_states, place, put, put_states
+from jaxpfl.engine.placement import (
+    Placement,
+    agree_on,
+    balanced,
+    check_states,
+    place,
+    program_bytes,
+    put,
+    put_states,
+)
 from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import BITS, Clients, RunValues
 from jaxpfl.engine.state import (
@@ -115,7 +124,8 @@ class Simulation:
             raise JaxpflError(
                 f"client ids must be distinct, as random numbers depend on them: {ids[times > 1][0]} occurs twice"
             )
-        agree_on(federation)
+        if processes.several():
+            agree_on(federation)
         algorithm.check_data(federation)
         federation = federation._replace(client_names=None, preparation=None)  # one program serves clients of any names
         if algorithm.in_flight is not None:
@@ -143,7 +153,8 @@ class Simulation:
         self.placement = place(participation.num_clients, *on, model_shards=execution.model_shards)
         self._groups = make_groups(algorithm, np.asarray(trained.client_ids), execution.devices)
         parts = split(trained, self._groups, views=self.placement.own_data)
-        self._groups = balanced(self._groups, parts, self.placement)
+        if self.placement.own_data:
+            self._groups = balanced(self._groups, parts, self.placement)
         self.federations = self._place_data(parts)
         own_data, ids = self.placement.own_data, np.asarray(trained.client_ids)
         self._ids = processes.put(ids, self.placement.everywhere) if own_data else None
@@ -175,7 +186,7 @@ class Simulation:
             of_all = setting._replace(placement=self._scored.placement, groups=self._scored.groups)
             self._scoring = Programs(of_all, scoring)
         self._shapes: RunState | None = None
-        self._noise = noise_keys.Ours(algorithm.noise)
+        self._noise = noise_keys.Ours(private=algorithm.noise is not None)
         if algorithm.noise is not None:
             self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
 
@@ -229,7 +240,8 @@ class Simulation:
           JaxpflError: if another simulation started the private run, or if a round does not fit in memory even with the
             smallest block of clients that the plan allows. Both conditions are checked before any round runs.
         """
-        self._noise.check(state.noise)
+        if self._noise.private or state.noise is not None:
+            self._noise.check(state.noise)
         state = put_states(state, self.placement)
         history: list[Metrics] = []
         lengths: list[int] = []
@@ -241,7 +253,7 @@ class Simulation:
             history.append(metrics)
             lengths.append(length)
             rounds -= length
-        self._noise.passed(state.noise)
+        self._noise.last = state.noise
         self.rounds_run = max(self.rounds_run, int(np.max(state.round)))
         names = history[0] if history else {}
         joined = {
@@ -483,7 +495,7 @@ class Simulation:
 
     def memory(self, runs: int = 1) -> dict[str, int]:
         """Bytes for the data, the clients' states, and a round's working memory. The round is compiled."""
-        working = memory.needed(self._program("advance", runs), self.placement.devices)
+        working = program_bytes(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations
         return {"data": trees.num_bytes(data), "states": states, "working": working}
@@ -519,7 +531,8 @@ class Simulation:
         placement = self._scored.placement
         groups = make_groups(self.algorithm, ids, placement.parts, may_be_empty=True)
         parts = split(unseen._replace(client_names=None, preparation=None), groups, views=placement.own_data)
-        groups = balanced(groups, parts, placement)
+        if placement.own_data:
+            groups = balanced(groups, parts, placement)
         self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups
 
@@ -630,5 +643,7 @@ def _pooled_scored(algorithm: Algorithm, federation: Federation, scoring: Resolv
     placement = place(*given, model_shards=scoring.model_shards)
     placement = placement._replace(state=RunState._make([placement.everywhere] * len(RunState._fields)))
     scored = federation._replace(train=federation.train.emptied())
-    groups = balanced(make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices), (scored,), placement)
+    groups = make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices)
+    if placement.own_data:
+        groups = balanced(groups, (scored,), placement)
     return Scored((put(scored, placement, groups[0]),), groups, placement)

@@ -311,7 +311,8 @@ class RunSpec(Settings):
             raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(robust.ATTACKS)}")
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, but there is only one: set eval_every")
-        metrics.parse_metrics(self.metrics)
+        if self.metrics is not None:
+            metrics.parse_metrics(self.metrics)
         if self.lr_schedule != schedules.OWN:
             schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
@@ -324,23 +325,23 @@ class RunSpec(Settings):
 
     def _check_exclusions(self) -> None:
         private, replaced = self.privacy, self.participation in ("replacement", "with-replacement")
-        exclusions.check(
-            {
-                "privacy": self.is_private,
-                "unit": "example" if self.guards_examples else None,
-                "noise": private.noise if private is not None and self.is_private else None,
-                "participation": "replacement" if replaced else self.participation,
-                "weighting": self.weighting,
-                "fednova": bool(self.options.get("fednova")),
-                "aggregate": self.aggregate if self.is_robust else None,
-                "attack": self.attack,
-                "asynchronous rounds": self.method.asynchronous and self.method.name,
-                "compress": self.compress if isinstance(self.compress, str) else self.compress is not None,
-                "local_epochs": self.local_epochs,
-                "clip_gradients": self.clip_gradients,
-                "augment": self.augment,
-            }
-        )
+        given = {
+            "privacy": self.is_private,
+            "unit": "example" if self.guards_examples else None,
+            "noise": private.noise if private is not None and self.is_private else None,
+            "participation": "replacement" if replaced else self.participation,
+            "weighting": self.weighting,
+            "fednova": bool(self.options.get("fednova")),
+            "aggregate": self.aggregate if self.is_robust else None,
+            "attack": self.attack,
+            "asynchronous rounds": self.method.asynchronous and self.method.name,
+            "compress": self.compress if isinstance(self.compress, str) else self.compress is not None,
+            "local_epochs": self.local_epochs,
+            "clip_gradients": self.clip_gradients,
+            "augment": self.augment,
+        }
+        if any(given.values()):
+            exclusions.check(given)
 
     @property
     def hp(self) -> Any:

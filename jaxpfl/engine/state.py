@@ -179,12 +179,12 @@ def init_state(
     algorithm: Algorithm,
     participation: Participation,
     groups: tuple[Group, ...],
+    rows: int,
+    block: int | None,
+    model: ModelAxis | None,
     keys: tuple[Key, Key | None],
     hp: PyTree,
     clients: Clients,
-    rows: int,
-    block: int | None = None,
-    model: ModelAxis | None = None,
 ) -> RunState:
     """State of one run before the first round.
 
@@ -194,12 +194,12 @@ def init_state(
       algorithm: the method.
       participation: sampling of the cohorts.
       groups: groups of the clients.
+      rows: number of rows m'.
+      block: number of clients whose states are computed at a time; None for all.
+      model: devices that share one client's arrays, as in `RoundPlan`.
       keys: the run's key, and the noise key, which is None if the algorithm is not private.
       hp: hyper-parameters of the run.
       clients: the clients' data.
-      rows: number of rows m'.
-      block: number of clients whose states are computed at a time; all by default.
-      model: devices that share one client's arrays, as in `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
@@ -319,12 +319,9 @@ def rows_of(values: PyTree, runs: int) -> PyTree:
     Raises:
       JaxpflError: if a leaf, which the message names, has another length.
     """
-
-    def rows(path: tuple[Any, ...], value: Any) -> jax.Array:
+    for path, value in jax.tree.leaves_with_path(values):
         check_values(jax.tree_util.keystr(path, simple=True), value, runs)
-        return jnp.broadcast_to(value, (runs,))
-
-    return jax.tree.map_with_path(rows, values)
+    return jax.tree.map(lambda value: jnp.broadcast_to(value, (runs,)), values)
 
 
 def check_distinct(seeds: Sequence[int], values: PyTree) -> None:

@@ -274,12 +274,8 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _add_metrics(task, task_metrics.parse_metrics(spec.metrics))
-
-
-def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
     own, added = list(task.metrics), {}
-    for name, metric in metrics.items():
+    for name, metric in () if spec.metrics is None else task_metrics.parse_metrics(spec.metrics).items():
         if isinstance(metric, str):
             if name == metric and name in task.metrics:  # naming a metric that the task already has is not an error
                 continue

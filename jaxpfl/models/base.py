@@ -174,7 +174,7 @@ def module_adapter(value: Any) -> Callable[[Any], Model] | None:
 
 def as_model(model: Any) -> Model:
     """Convert a module, or a pair of functions, to a model with an ``apply`` that accepts ``key`` and ``train``."""
-    adapter = module_adapter(model)
+    adapter = None if isinstance(model, Model) else module_adapter(model)
     if adapter is not None:
         return adapter(model)
     parameters = inspect.signature(model.apply).parameters

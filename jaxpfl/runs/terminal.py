@@ -20,13 +20,14 @@ from rich.progress import (
 )
 
 from jaxpfl.data.stack import listed
-from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
+from jaxpfl.engine.placement import free_bytes
 from jaxpfl.engine.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support.console import format_seconds, new_table
 from jaxpfl.support.errors import label
+from jaxpfl.support.host_memory import readable
 
 
 class _Bars:
@@ -411,7 +412,7 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
             "exchange": dict(zip(("up", "down"), simulation.bytes_per_client(), strict=True)),
             "choices": [list(row) for row in explain(simulation.execution)],
             "memory": held,
-            "free": memory.free(simulation.placement.devices),
+            "free": free_bytes(simulation.placement.devices),
         }
     return report
 
@@ -424,11 +425,11 @@ def print_explanation(console: Console, report: dict[str, Any]) -> None:
             table.add_column(heading, no_wrap=heading == "what")
         for row in entry["choices"]:
             table.add_row(*row)
-        held = {what: memory.readable(amount) for what, amount in entry["memory"].items()}
-        left = "free memory unknown" if entry["free"] is None else f"{memory.readable(entry['free'])} available"
+        held = {what: readable(amount) for what, amount in entry["memory"].items()}
+        left = "free memory unknown" if entry["free"] is None else f"{readable(entry['free'])} available"
         beside = f"beside {held['data']} of data and {held['states']} of client states; {left}"
         table.add_row("memory", f"{held['working']} for a round", beside)
         table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
-        up, down = (memory.readable(entry["exchange"][way]) for way in ("up", "down"))
+        up, down = (readable(entry["exchange"][way]) for way in ("up", "down"))
         table.add_row("exchange", f"{up} up, {down} down", "one client, one round, uncompressed")
         console.print(table)

@@ -11,11 +11,12 @@ import numpy as np
 
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.engine import memory
+from jaxpfl.engine.placement import program_bytes, too_little
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.host_memory import readable
 
 MOST_NUMBERS = 2**24
 """Largest number of random numbers in repetitions that are vmapped together; more repetitions run in batches."""
@@ -102,10 +103,10 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
         4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
     )
     program, devices = run.lower(jax.random.key(seed)).compile(), jax.devices()[:1]
-    need, free = memory.needed(program, devices), memory.free(devices)
-    if free is not None and need > free:
+    need = program_bytes(program, devices)
+    if (free := too_little(need, devices)) is not None:
         needs, advice = _too_large(repetitions, numbers)
-        raise JaxpflError(f"{needs} {memory.readable(need)} of memory, but {memory.readable(free)} is free: {advice}")
+        raise JaxpflError(f"{needs} {readable(need)} of memory, but {readable(free)} is free: {advice}")
     return jax.tree.map(np.asarray, program(jax.random.key(seed)))
 
 

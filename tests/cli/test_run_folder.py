@@ -154,7 +154,8 @@ def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path,
     folder = tmp_path / "run"
     monkeypatch.setattr("jaxpfl.runs.plots.write_plots", lambda *arguments: [])
     with monkeypatch.context() as patched:
-        patched.setattr("jaxpfl.engine.memory.free", lambda devices: 10)
+        patched.setattr("jaxpfl.engine.placement.free_bytes", lambda devices: 10)
+        patched.setattr("jaxpfl.engine.placement._SMALL", 0)
         refused = jaxpfl(capsys, "run", "local", *SMALL, "--output", folder)
     assert (refused.status, folder.exists()) == (2, False)
     assert "the data need" in refused.err

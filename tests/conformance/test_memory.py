@@ -6,7 +6,13 @@ import pytest
 from problem import assert_close, outcome, simulate
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError
-from jaxpfl.engine import memory
+from jaxpfl.engine import placement, programs
+
+
+def leave(monkeypatch, amount) -> None:
+    """Leave so many bytes of memory free, and count small needs too."""
+    monkeypatch.setattr(placement, "free_bytes", lambda devices: amount)
+    monkeypatch.setattr(placement, "_SMALL", 0)
 
 
 def working(federation, clients) -> int:
@@ -26,7 +32,7 @@ def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation
     want = outcome(want_simulation, 2)
     assert want_simulation.execution.block == federation.num_clients
     between = (working(federation, "vmap") + working(federation, "map")) // 2
-    monkeypatch.setattr(memory, "free", lambda devices: between)
+    leave(monkeypatch, between)
     simulation = simulate(METHODS["fedavg"], federation, cohort=None, plan=plan)
     of = simulation._programs._of
     simulation._programs._of = of._replace(scoring=of.scoring._replace(block=1))  # the limit is the round's
@@ -42,7 +48,7 @@ def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation
 def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clients):
     simulation = simulate(METHODS["adaped"], federation, plan=ExecutionPlan(clients=clients))
     state = simulation.init([0])
-    monkeypatch.setattr(memory, "free", lambda devices: 10)
+    leave(monkeypatch, 10)
     with pytest.raises(JaxpflError, match=r"advance needs .* of memory .* but only 10 B is free"):
         simulation.advance(state, 1)
     with pytest.raises(JaxpflError, match=r"the states need .* of memory"):
@@ -57,7 +63,7 @@ def test_states_of_the_server_count_too(federation, monkeypatch):
     simulation = simulate(METHODS["fedavg"], federation)
     parameters = sum(leaf[0].nbytes for leaf in jax.tree.leaves(simulation.init([0]).server))
     for seeds, fits in ((range(3), True), (range(400), False)):
-        monkeypatch.setattr(memory, "free", lambda devices: 100 * parameters)
+        leave(monkeypatch, 100 * parameters)
         if fits:
             simulation.init(seeds)
             continue
@@ -72,19 +78,19 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
     many = many._replace(client_ids=np.arange(len(many.client_ids), dtype=np.int32))
     simulation = simulate(METHODS["local"], many, plan=ExecutionPlan(devices=1))
     needs = []
-    needed = memory.needed
-    monkeypatch.setattr(memory, "needed", lambda *args: needs.append(needed(*args)) or needs[-1])
+    needed = placement.program_bytes
+    monkeypatch.setattr(programs, "program_bytes", lambda *args: needs.append(needed(*args)) or needs[-1])
     want = simulation.init([0, 1])
     states = sum(leaf.nbytes for leaf in jax.tree.leaves((want.clients, want.counts, want.server)))
     assert needs[0] > 1.5 * states
     simulation._programs.made.clear()
-    monkeypatch.setattr(memory, "free", lambda devices: int(1.5 * states))
+    leave(monkeypatch, int(1.5 * states))
     got = simulation.init([0, 1])
     assert needs[-1] <= 1.5 * states
     for a, b in zip(jax.tree.leaves(got.clients), jax.tree.leaves(want.clients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     simulation._programs.made.clear()
-    monkeypatch.setattr(memory, "free", lambda devices: states)
+    leave(monkeypatch, states)
     with pytest.raises(
         JaxpflError, match=r"^the first states need .* of memory, even for one client at a time, .* is free"
     ):
@@ -93,7 +99,7 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
 
 def test_data_that_do_not_fit_are_refused_before_they_are_placed(federation, monkeypatch):
     federation = jax.tree.map(np.asarray, federation)
-    monkeypatch.setattr(memory, "free", lambda devices: 1000)
+    leave(monkeypatch, 1000)
     with pytest.raises(
         JaxpflError, match=r"^the data need .* of memory, but only 1e\+03 B is free: take fewer .* client 0 12 of them"
     ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl.engine import memory
+from jaxpfl.engine.placement import program_bytes
 
 SMALL, FEW, LARGEST, FEATURES = 200, 3, 2000, 20
 
@@ -27,7 +27,7 @@ def test_one_large_client_costs_its_own_examples(ragged, name, batch_size):
     held = fit.simulation.memory()
     assert own <= held["data"] <= 1.1 * own
     devices = fit.simulation.placement.devices
-    working = {name: memory.needed(program, devices) for (name, _), program in fit.simulation._programs.made.items()}
+    working = {name: program_bytes(program, devices) for (name, _), program in fit.simulation._programs.made.items()}
     assert (
         max(working["advance"], working["test"]) < (6 if name == "fedem" else 2) * 2**20
     )  # its responsibilities are padded in a block

@@ -211,9 +211,10 @@ def test_buffers_have_few_lengths() -> None:
 
 @pytest.mark.parametrize(("backend", "home"), [("cpu", "in files"), ("gpu", "in the host's memory")])
 def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxpfl.engine import build, memory
+    from jaxpfl.engine import build, placement
 
-    monkeypatch.setattr(memory, "free", lambda devices: 1000)
+    monkeypatch.setattr(placement, "free_bytes", lambda devices: 1000)
+    monkeypatch.setattr(placement, "_SMALL", 0)
     monkeypatch.setattr(build.jax, "default_backend", lambda: backend)
     spec = {"local_steps": 1, "model": "linear", "rounds": 1}
     with pytest.raises(JaxpflError, match=r"the data need .* of memory"):

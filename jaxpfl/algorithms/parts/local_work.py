@@ -22,6 +22,7 @@ from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.data import batching
 from jaxpfl.data.passes import size_classes, switch_length
 from jaxpfl.models import Task
+from jaxpfl.models.base import Statistics
 from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
 from jaxpfl.privacy.mechanism import Mechanism, StepNoise
 from jaxpfl.similarity.graphs import Graph
@@ -221,30 +222,24 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
     return gradient
 
 
-def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
-    """Return the function that computes the loss, its gradient and the running statistics after the batch.
+def observed_gradient(
+    task: Task, statistics: Statistics
+) -> Callable[[PyTree, Key, Batch], tuple[tuple[Array, PyTree], PyTree]]:
+    """Return the function that computes the loss, the running statistics after the batch, and the gradient.
 
-    The gradient is zero for running statistics. For a model without running statistics, None is returned for them.
+    The gradient is zero for running statistics.
 
     Raises:
-      JaxpflError: when called, if examples are guarded and the model has running statistics.
+      JaxpflError: when called, if examples are guarded.
     """
-    plain, statistics = loss_gradient(task), task.model.statistics
 
     def loss(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:
-        assert statistics is not None
+        if isinstance(batch, GuardedBatch):
+            raise JaxpflError("privacy.unit = example does not support BatchNorm, which mixes examples")
         logits, moved = statistics.observe(params, batch.x, key=key, valid=batch.valid)
         return batch.mean(task.loss(logits, batch.y)), statistics.select(moved)
 
-    def gradient(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree, PyTree]:
-        if statistics is None or not jax.tree.leaves(statistics.select(params)):
-            return *plain(params, key, batch), None
-        if isinstance(batch, GuardedBatch):
-            raise JaxpflError("privacy.unit = example does not support BatchNorm, which mixes examples")
-        (value, moved), by_params = jax.value_and_grad(loss, has_aux=True)(params, key, batch)
-        return value, by_params, moved
-
-    return gradient
+    return jax.value_and_grad(loss, has_aux=True)
 
 
 def run_steps(
@@ -377,15 +372,18 @@ def train(
       The parameters and optimizer state after the last step, and ``{"train_loss": ...}``, the mini-batch loss without
       the proximal term, averaged over the steps.
     """
-    loss, statistics = observed_gradient(task), task.model.statistics
+    statistics, plain = task.statistics, loss_gradient(task)
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
-        value, gradient, moved = loss(at.params, key, batch)
-        if uploaded:
+        if statistics is None:
+            moved, (value, gradient) = None, plain(at.params, key, batch)
+        else:
+            (value, moved), gradient = observed_gradient(task, statistics)(at.params, key, batch)
+        if uploaded and work.privacy is not None:
             gradient = work.released(key, gradient)
         if anchor is not None:
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
-        if moved is None or statistics is None:
+        if statistics is None:
             return at.step(optimizer, gradient), {"train_loss": value}
         # Running statistics have a zero gradient, so that they do not contribute to the gradient's norm.
         new = at.step(optimizer, statistics.put(gradient, jax.tree.map(jnp.zeros_like, moved)))

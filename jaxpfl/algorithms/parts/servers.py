@@ -290,10 +290,8 @@ def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
     inner = algorithm.server
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
-        def scale(acts: bool, part: PyTree) -> PyTree:
-            return jax.tree.map(lambda a: (_rate(hp) * a).astype(a.dtype), part) if acts else part
-
-        total = jax.tree.map(scale, acts_on, reduced.total)
+        scaled = jax.tree.map(lambda a: (_rate(hp) * a).astype(a.dtype), reduced.total)
+        total = jax.tree.map(lambda acts, new, old: new if acts else old, acts_on, scaled, reduced.total)
         return inner.update(key, hp, ctx, state, reduced._replace(total=total))
 
     return algorithm._replace(server=inner._replace(update=update))

@@ -26,7 +26,7 @@ from jaxpfl.core.types import Array, ClientData, Federation, Key, Metrics, PyTre
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import place
-from jaxpfl.engine.programs import Name, Programs, Setting, part_used
+from jaxpfl.engine.programs import Name, Programs, Setting, part_used, traced_as
 from jaxpfl.engine.round import Clients, RoundPlan, RunValues, make_round
 from jaxpfl.engine.state import Counts, RunState, over_runs
 from jaxpfl.engine.streamed import rows
@@ -283,10 +283,11 @@ class Rounds:
 class _Programs(Programs):
     """Programs of a round on the stack of a cohort's rows."""
 
-    def _function(self, name: Name, block: int) -> Callable[..., Any]:
+    def function(self, name: Name, block: int) -> Callable[..., Any]:
         of = self._of
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, of.availability)
-        return over_runs(make_streamed(part_used(of.algorithm, name), plan), vectorised=False)
+        rounds = over_runs(make_streamed(part_used(of.algorithm, name), plan), vectorised=False)
+        return traced_as(rounds, self.execution.form, self.execution.matmul)
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         return {"out_shardings": (self._of.placement.state, self._of.placement.everywhere)}

@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled, memory
+from jaxpfl.engine import compiled
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
-from jaxpfl.engine.placement import check_states
+from jaxpfl.engine.placement import check_states, program_bytes
 from jaxpfl.engine.programs import Name
 from jaxpfl.engine.round import BITS, Clients
 from jaxpfl.engine.simulation import Simulation
@@ -258,7 +258,8 @@ class StreamedSimulation(Simulation):
     # --- rounds and scores ------------------------------------------------------------------------
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        self._noise.check(state.noise)
+        if self._noise.private or state.noise is not None:
+            self._noise.check(state.noise)
         self._check_current(state)
         if rounds <= 0:
             return state, {}
@@ -275,7 +276,7 @@ class StreamedSimulation(Simulation):
                 history.append(metrics)
         new = jax.tree.map(lambda *parts: jnp.concatenate(parts), *ends)
         new = self._written(new, state.clients, state.counts)
-        self._noise.passed(new.noise)
+        self._noise.last = new.noise
         self.rounds_run = max(self.rounds_run, int(np.max(new.round)))
         joined = {name: np.stack([metrics[name] for metrics in history]) for name in history[0]}
         if self.algorithm.counts_bits:
@@ -315,7 +316,7 @@ class StreamedSimulation(Simulation):
         own = jax.tree.map(lambda a: a[:1], rows_of(self.hp, 1))
         _, start = next(self._blocks.start(keys, own))
         given = self._rounds.example(start._replace(clients=(empty,), counts=counts), self._values(1))
-        working = memory.needed(self._rounds.program(given), self.placement.devices) + trees.num_bytes(given[:3])
+        working = program_bytes(self._rounds.program(given), self.placement.devices) + trees.num_bytes(given[:3])
         states = trees.num_bytes(self._rows_of(runs))
         return {"data": trees.num_bytes(self.federations), "states": states, "working": working}
 
