@@ -33,7 +33,6 @@ def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
         )
     check_same("client.update: state", new, given[4], like="client.init's")
     _check_upload(upload)
-    _check_metrics("client.update", metrics)
     return new, upload, metrics
 
 
@@ -47,7 +46,6 @@ def call_idle(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     assert client.idle is not None
     new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
     check_same("client.idle: state", new, given[3], like="client.init's")
-    _check_metrics("client.idle", metrics)
     return new, metrics
 
 
@@ -77,7 +75,6 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
         raise
     new, metrics = _returned("server.update", result, "state", "metrics")
     check_same("server.update: state", new, given[3], like="server.init's")
-    _check_metrics("server.update", metrics)
     return new, metrics
 
 
@@ -169,19 +166,6 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
             raise JaxpflError(f"{what}{keystr(path)} is {_typed(a)}, but {like}{keystr(path)} is {_typed(b)}")
 
 
-def _check_metrics(what: str, metrics: Any) -> None:
-    """Check that metrics are a dict of scalars.
-
-    Raises:
-      JaxpflError: if the metrics are not a dict of scalars; the error names the first metric that is not a scalar.
-    """
-    if not isinstance(metrics, dict):
-        raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
-    for name, value in metrics.items():
-        if not _is_number(value):
-            raise JaxpflError(f"{what}: metric {name!r} must be a scalar, got {_typed(value)}")
-
-
 def _check_upload(upload: Upload) -> None:
     """Check that an upload consists of arrays, and that its weight is a tree prefix of its total.
 
@@ -211,10 +195,19 @@ def _check_upload(upload: Upload) -> None:
 
 
 def _returned(what: str, result: Any, *names: str) -> Any:
-    """Return a function's result after checking that it is a tuple with one value for each name."""
+    """Return a function's result after checking that it is a tuple with one value for each name.
+
+    The last value are the metrics, which must be a dict of scalars.
+    """
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")
+    *_, metrics = result
+    if not isinstance(metrics, dict):
+        raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise JaxpflError(f"{what}: metric {name!r} must be a scalar, got {_typed(value)}")
     return result
 
 

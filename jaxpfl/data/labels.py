@@ -174,12 +174,13 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
 def single(federation: Federation, strict: bool = False) -> Federation:
     """Convert a federation's float64 inputs to float32, and warn if this loses digits.
 
-    Nothing changes if JAX computes in double precision.
+    Nothing changes if JAX computes in double precision, or if all inputs are float32 already.
 
     Raises:
       JaxpflError: if digits would be lost and ``strict`` is true.
     """
-    if jnp.result_type(float) == np.float64:
+    leaves = [leaf for split in federation.all_splits for leaf in jax.tree.leaves(split.examples.x)]
+    if jnp.result_type(float) == np.float64 or all(leaf.dtype == np.float32 for leaf in leaves):
         return federation
     for leaf in jax.tree.leaves(federation.train.examples.x):
         if isinstance(leaf, np.ndarray) and (lost := digit_loss(leaf)) is not None:

@@ -79,9 +79,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
                 "cohort",
                 strict=strict,
             )
-        names, own = rates(spec.method.hyper), spec.hyper
-        others = [name for name in names if name not in own]
-        if spec.lr is None and np.ndim(own.get("lr", 0)) and others:
+        others = [name for name in rates(spec.method.hyper) if name not in spec.hyper]
+        if spec.lr is None and np.ndim(spec.hyper.get("lr", 0)) and others:
             at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
             warn(
                 f"hyper sets only lr, and the other rates of {spec.method.name} stay at {at}: fit(lr=...) sets "

@@ -37,7 +37,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import serialize_executable
 
-from jaxpfl.core.types import Device, PyTree
+from jaxpfl.core.types import PyTree
 from jaxpfl.privacy import noise
 from jaxpfl.support import files
 
@@ -48,6 +48,9 @@ MAPPINGS = 0.5
 """Largest used share of the memory mappings that Linux allows a process (65530 by default). If more are in use, the
 older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes over 500
 mappings, and LLVM aborts the process if no mapping is left."""
+
+_FEW = 4
+"""Number of programs for which the memory mappings are not counted, because so few use hardly any of them."""
 
 LOADED = "/jaxpfl/programs/load_duration"
 """Name of the `jax.monitoring` event for the loading of a program from disk."""
@@ -85,7 +88,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
-    return _get_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)
+    return cached(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
@@ -102,15 +105,8 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
     return cached(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
 
 
-def cached(key: Key, make: Callable[[], Any]) -> Any:
-    """Return the value for a key, which is computed at the first request and stored in memory and in the folder."""
-    return _get_or_make(key, make, _read_or_make)
-
-
-def _get_or_make(
-    key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None
-) -> Any:
-    """Return the value for a key, after computing it if it is not in the cache.
+def cached(key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None) -> Any:
+    """Return the value for a key, which is computed at the first request and stored in memory and in the folder.
 
     If several threads request the same key, one of them computes the value and the others wait.
 
@@ -118,7 +114,7 @@ def _get_or_make(
       key: key of the value.
       make: function that computes the value.
       stored: function ``(key, make) -> value`` that reads the value from the folder, or computes the value and writes
-        it to the folder; None for a value that is stored in memory only.
+        it to the folder; by default, the value is pickled.
     """
     mine = Future[Any]()
     with _lock:
@@ -133,9 +129,10 @@ def _get_or_make(
             jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
         return value
     try:
-        _make_room()
+        if len(_kept) > _FEW:
+            _make_room()
         # The text of a key with a user's object does not identify the object in other processes.
-        made = stored(key, make) if stored is not None and _folder is not None and key.named else make()
+        made = (stored or _read_or_make)(key, make) if _folder is not None and key.named else make()
     except BaseException as error:
         with _lock:
             _kept.pop(key, None)
@@ -319,7 +316,7 @@ def key_of(*values: Any) -> Key:
         repr([(name, getattr(config, name, defaults[name])) for name in names]),
         [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         jax.default_backend(),
-        [_device(one) for one in jax.devices()],
+        jax.devices(),
         repr(jax.sharding.get_abstract_mesh()),
         noise.recording(),
     )
@@ -333,10 +330,6 @@ def named(*values: Any) -> str | None:
     reading = _Reading()
     text = reading.text(values)
     return text if reading.named else None
-
-
-def _device(device: Device) -> tuple[Any, ...]:
-    return device.platform, device.id, device.device_kind, device.process_index
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -404,6 +397,8 @@ class _Reading:
             return ["module", value.__name__, *self._itself(value, _is_library(value.__name__))]
         if isinstance(value, type):
             return ["class", value.__module__, value.__qualname__, *self._itself(value, _is_known(value))]
+        if isinstance(value, jax.Device):
+            return ["device", value.platform, value.id, value.device_kind, value.process_index]
         if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic | jax.Array):
             return self._array(value)
         if isinstance(value, functools.partial):
@@ -415,9 +410,9 @@ class _Reading:
                 items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
             return ["collection", kind, *items]
         if isinstance(value, jax.sharding.Mesh):
-            return ["mesh", repr(value), *map(_device, value.devices.flat), *self._itself(value, True)]
+            return ["mesh", repr(value), *value.devices.flat, *self._itself(value, True)]
         if isinstance(value, jax.sharding.Sharding):
-            devices = sorted(map(_device, value.device_set))
+            devices = sorted(value.device_set, key=lambda device: device.id)
             return ["sharding", repr(value), *devices, *self._itself(value, True)]
         if not _is_known(kind):
             return ["object", kind.__module__, kind.__qualname__, *self._itself(value, False)]

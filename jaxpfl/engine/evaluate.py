@@ -282,10 +282,11 @@ def score_client(
             protocol_checks.check_prediction(function, values, len(valid))
         return logits
 
-    def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, dict[str, tuple[Array, ...]]]:
-        return {name: _sums(task, values, y, valid) for name, values in predictions(x, y, valid).items()}
-
-    sums, count = passes.total(sums_of_chunk, examples), examples.size
+    sums = passes.total(
+        lambda x, y, valid: {name: _sums(task, values, y, valid) for name, values in predictions(x, y, valid).items()},
+        examples,
+    )
+    count = examples.size
     means = {name: _means(task, totals, count) for name, totals in sums.items()}
     pooled = isinstance(task.metrics.get(task.headline), Pooled)
     if not task.has_classes and not pooled and task.headline in means["after"]:

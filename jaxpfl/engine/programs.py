@@ -11,7 +11,7 @@ import jax
 
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
-from jaxpfl.core.protocol import Algorithm, Reduction, any_data, round_robin
+from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
 from jaxpfl.engine import compiled
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
@@ -231,17 +231,12 @@ def traced_as(
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
     """The algorithm with only the functions that a program uses. Methods with the same functions share the program."""
     of_client, of_server = _USED[name]
-
-    def part(functions: Any, used: tuple[str, ...]) -> Any:
-        others = {field: _unused for field in functions._fields if field not in used}
-        return functions._replace(**others)
-
-    clients = tuple(part(client, of_client) for client in algorithm.clients)
+    others = dict.fromkeys(set(Client._fields) - set(of_client), _unused)
+    clients = tuple(client._replace(**others) for client in algorithm.clients)
+    server = algorithm.server._replace(**dict.fromkeys(set(Server._fields) - set(of_server), _unused))
     if name == "advance":
         clients = tuple(c._replace(gradients=c.gradients and c.gradients._replace(personalize=0)) for c in clients)
-    algorithm = algorithm._replace(
-        clients=clients, server=part(algorithm.server, of_server), check_data=any_data, clusters=None, noise=None
-    )
+    algorithm = algorithm._replace(clients=clients, server=server, check_data=any_data, clusters=None, noise=None)
     if name == "advance":
         return algorithm
     rest = {"idle_cap": 0, "group_of": round_robin, "reduction": Reduction.SUM, "counts_bits": False}

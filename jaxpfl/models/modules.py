@@ -49,7 +49,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
     takes_train = "train" in inspect.signature(type(module).__call__).parameters
 
     def run(call: Callable[..., Any], train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
-        with nn.intercept_methods(_interceptor(name, train, valid, found)):
+        with nn.intercept_methods(functools.partial(_pass_mask, name, train, valid, found)):
             return call(**({"train": train} if takes_train else {}))
 
     def init(key: Key, x: Array) -> PyTree:
@@ -120,28 +120,33 @@ def _usable(path: Any, leaf: Array) -> Array:
     return jnp.maximum(leaf, 0) if jax.tree_util.keystr(path[-1:], simple=True) == "var" else leaf
 
 
-def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
-    """Return an interceptor that passes the mask of real examples and the mode to layers of batch normalisation."""
-
-    def interceptor(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        layer = context.module
-        if context.method_name != "__call__" or not isinstance(layer, nn.BatchNorm | BatchNorm):
-            return call(*args, **kwargs)
-        found.add(tuple(layer.path))
-        bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
-        bound.apply_defaults()
-        x, given, mask = (bound.arguments[key] for key in ("x", "use_running_average", "mask"))
-        at = "/".join(layer.path)
-        own = layer.use_running_average if given is None else given
-        running = not train if own is None else own
-        if not train and not running:
-            raise JaxpflError(f"{name}: {at} normalises by batches in evaluation: set use_running_average = not train")
-        if valid is not None:
-            mask = _mask(name, at, layer, x, valid, mask)
-        told = None if layer.use_running_average is not None else running
-        return call(x, use_running_average=told, mask=mask)
-
-    return interceptor
+def _pass_mask(
+    name: str,
+    train: bool,
+    valid: Array | None,
+    found: set[tuple[str, ...]],
+    call: Any,
+    args: Any,
+    kwargs: Any,
+    context: Any,
+) -> Any:
+    """Intercept a module's method: pass the mask of real examples and the mode to layers of batch normalisation."""
+    layer = context.module
+    if context.method_name != "__call__" or not isinstance(layer, nn.BatchNorm | BatchNorm):
+        return call(*args, **kwargs)
+    found.add(tuple(layer.path))
+    bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
+    bound.apply_defaults()
+    x, given, mask = (bound.arguments[key] for key in ("x", "use_running_average", "mask"))
+    at = "/".join(layer.path)
+    own = layer.use_running_average if given is None else given
+    running = not train if own is None else own
+    if not train and not running:
+        raise JaxpflError(f"{name}: {at} normalises by batches in evaluation: set use_running_average = not train")
+    if valid is not None:
+        mask = _mask(name, at, layer, x, valid, mask)
+    told = None if layer.use_running_average is not None else running
+    return call(x, use_running_average=told, mask=mask)
 
 
 def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | None) -> Array:

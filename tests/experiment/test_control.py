@@ -122,12 +122,12 @@ def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
         time.sleep(0.05)
         return 1
 
-    other = threading.Thread(target=compiled._get_or_make, args=(key, make))
+    other = threading.Thread(target=compiled.cached, args=(key, make))
     with CompileClock() as clock:
         other.start()
         began.wait()
-        assert compiled._get_or_make(key, make) == 1
-        assert compiled._get_or_make(key, make) == 1
+        assert compiled.cached(key, make) == 1
+        assert compiled.cached(key, make) == 1
     other.join()
     assert 0.03 < clock.seconds < 1
 

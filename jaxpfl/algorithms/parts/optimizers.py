@@ -153,8 +153,10 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """
     if not isinstance(optimizer, str):
         return optimizer
+    if optimizer in OPTIMIZERS:
+        return functools.partial(OPTIMIZERS[optimizer])
     name, arguments = choices.parse("optimizer", optimizer, OPTIMIZERS)
-    known = _arguments(OPTIMIZERS[name]) if arguments else {}
+    known = _arguments(OPTIMIZERS[name])
     given: dict[str, Any] = {}
     for key, value in arguments.items():
         if key == "learning_rate":
