@@ -216,7 +216,7 @@ def _run_even(
 
     # Exactly one device stores the state of a row, and the others contribute zeros, so the sum moves the state to the
     # device that runs the client.
-    held = jax.tree.map(only_mine, jax.vmap(trees.pack)(_clipped(states, local)))
+    held = jax.tree.map(only_mine, jax.vmap(trees.pack)(jax.tree.map(lambda a: a.at[local].get(mode="clip"), states)))
     mine = jax.tree.map(lambda v: jax.lax.psum_scatter(v, AXIS, scatter_dimension=0, tiled=True), held)
     turn = jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * share, share)
     present = turn < num_clients
@@ -246,7 +246,8 @@ def _run_here(
     if block >= capacity and everyone:
         outcome = jax.vmap(one)(slots.present, states, data)
         if kept != capacity:  # other devices run the other slots
-            outcome = outcome._replace(kept=trees.put_rows(_zeros(outcome.kept, kept), slots.place, outcome.kept))
+            nothing = jax.tree.map(lambda a: jnp.zeros((kept, *a.shape[1:]), a.dtype), outcome.kept)
+            outcome = outcome._replace(kept=trees.put_rows(nothing, slots.place, outcome.kept))
         return outcome._replace(summed=_sum(outcome.summed))
 
     blocks = -(-capacity // block)
@@ -309,14 +310,6 @@ def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
 def _row(tree: PyTree, row: Array) -> PyTree:
     """Return one row of every leaf; for an index out of range, the nearest row."""
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
-
-
-def _clipped(tree: PyTree, rows: Array) -> PyTree:
-    return jax.tree.map(lambda a: a.at[rows].get(mode="clip"), tree)
-
-
-def _zeros(like: PyTree, rows: int) -> PyTree:
-    return jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), like)
 
 
 def _psum(leaf: Array) -> Array:

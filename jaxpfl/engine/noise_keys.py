@@ -138,8 +138,8 @@ class Ours:
     last: Key | None = None
     _digests: set[bytes] = dataclasses.field(default_factory=set)
 
-    def add(self, keys: Key | None) -> None:
-        """Add the noise keys of some runs, [S]; None if the runs are not private."""
+    def add(self, keys: Key) -> None:
+        """Add the noise keys of some private runs, [S]."""
         self._digests |= _digests(keys)
 
     def check(self, keys: Key | None) -> None:
@@ -156,16 +156,15 @@ class Ours:
             if not self.private:
                 said = "belongs to a private run"
             raise JaxpflError(f"the state {said}: advance it with the simulation that started it")
-        if keys is not self.last and not _digests(keys) <= self._digests:
+        if keys is not None and keys is not self.last and not _digests(keys) <= self._digests:
             raise JaxpflError(
                 "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
                 "advance it with the simulation that started it, or pass a stored state to adopt"
             )
 
 
-def _digests(keys: Key | None) -> set[bytes]:
-    rows = [] if keys is None else np.asarray(jax.random.key_data(keys))
-    return {hashlib.sha256(row.tobytes()).digest() for row in rows}
+def _digests(keys: Key) -> set[bytes]:
+    return {hashlib.sha256(row.tobytes()).digest() for row in np.asarray(jax.random.key_data(keys))}
 
 
 def without_key(state: RunState) -> RunState:

@@ -379,7 +379,8 @@ class Simulation:
         data = processes.deal(given, wanted, layout)
         key, noise = jax.tree.map(jax.random.wrap_key_data, (data.key, data.noise))
         placed = data._replace(key=key, noise=noise)
-        self._noise.add(placed.noise)
+        if placed.noise is not None:
+            self._noise.add(placed.noise)
         return placed
 
     def trimmed_shapes(self, runs: int) -> RunState:
@@ -417,7 +418,8 @@ class Simulation:
         The caller must make sure that a private state belongs to a run of this simulation, for example a stored run.
         This is not checked.
         """
-        self._noise.add(state.noise)
+        if state.noise is not None:
+            self._noise.add(state.noise)
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:

@@ -206,7 +206,8 @@ class StreamedSimulation(Simulation):
         Raises:
           JaxpflError: if the files cannot be restored to that round.
         """
-        self._noise.add(state.noise)
+        if state.noise is not None:
+            self._noise.add(state.noise)
         clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
         if self._disk is not None:
             self._disk.recover(int(np.max(state.round)))
