@@ -310,8 +310,8 @@ def free_bytes(devices: Sequence[Device]) -> int | None:
 
 
 def too_little(need: int, devices: Sequence[Device]) -> int | None:
-    """Free bytes if they are fewer than ``need``, which is the same in all processes; None if they suffice."""
-    left = free_bytes(devices) if need > _SMALL else None
+    """Free bytes if they are fewer than ``need``; None if they suffice. All processes of a run must call this."""
+    left = free_bytes(devices) if need > _SMALL or processes.several() else None
     return left if left is not None and need > left else None
 
 
