@@ -91,16 +91,13 @@ def fedbabu(
     ) -> PyTree:
         if tuning is None:
             return message.shared
-
-        def tuned(task: Task, params: PyTree) -> PyTree:
-            given = (tuning, task, key, hp, ctx, splits.train, params, work.steps)
-            return fine_tuning.fine_tuned(*given, hp.fine_tune_factor)
-
+        given, factor = (key, hp, ctx, splits.train), hp.fine_tune_factor
         if fine_tune == "all":
-            return tuned(task, message.shared)
+            return fine_tuning.fine_tuned(tuning, task, *given, message.shared, work.steps, factor)
         head, body = split(message.shared)
         mine, rest = (head, body) if fine_tune == "head" else (body, head)
-        return trees.merge(tuned(part_task(task, rest), mine), rest)
+        tuned = fine_tuning.fine_tuned(tuning, part_task(task, rest), *given, mine, work.steps, factor)
+        return trees.merge(tuned, rest)
 
     client = Client(
         init=lambda key, hp, ctx, message: (),
