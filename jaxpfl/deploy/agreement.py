@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Agreement:
     seed: int | None = None
 
     @classmethod
-    def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Any:
+    def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Self:
         """Make the agreement for the clients of a simulation: their number, and the shapes of their examples."""
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.examples)
         return cls(spec, example, federation.num_clients, scaling, seed)

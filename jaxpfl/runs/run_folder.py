@@ -78,10 +78,11 @@ def _lock(folder: Path) -> int | None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous process may have removed this file, and a lock on a removed file excludes nobody: try again.
-            if _is_at(descriptor, path):
-                os.truncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                    return descriptor
             os.close(descriptor)
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
@@ -94,13 +95,6 @@ def _lock(folder: Path) -> int | None:
             path.unlink(missing_ok=True)
             warn(f"{folder} is on a file system without locks: do not start a second process in it")
             return None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 GRAPH = "graph.csv"
