@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,6 +115,8 @@ def predict(
     only_global: Annotated[bool, arg(name="global")] = False,
     method: str | None = None,
     encoding: str | None = None,
+    adapt: bool = False,
+    target: str | None = None,
 ) -> None:
     """Predict the rows of a new table, each by the model of its client, or by the global model for a new client.
 
@@ -125,6 +128,9 @@ def predict(
         only_global: Predict each row by the global model.
         method: Method whose models predict; optional if there is only one.
         encoding: Encoding of the table; as in the run unless given.
+        adapt: Adapt a new client to its rows with a label, as a run adapts --unseen-clients, and predict all its rows.
+            The models must be in the run folder.
+        target: Column of the labels for --adapt; as in the run unless given.
     """
     from jaxpfl.data.sources import csv_text
     from jaxpfl.engine.model_files import load_models
@@ -136,7 +142,15 @@ def predict(
     if column is None and not only_global:
         raise JaxpflError("the run's table had no column of clients: name one with --client, or use --global")
     table = csv_text.read(csv, encoding=encoding or config.get("encoding"), missing_words=config.get("missing_words"))
-    predictions = loaded.predict_table(table, column and table.find(column))
+    column = column and table.find(column)
+    adaptation = None
+    if adapt and column is not None:
+        from jaxpfl.runs import newcomers
+
+        adaptation = functools.partial(newcomers.adapt, models.absolute().parent, loaded, table, column, target)
+    elif adapt:
+        raise JaxpflError("--adapt is for the models of clients: leave out --global")
+    predictions = loaded.predict_table(table, column, adaptation)
     text = predictions.to_csv(index=False)
     if output is None:
         print(text, end="")

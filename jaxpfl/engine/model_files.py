@@ -191,12 +191,16 @@ class Models:
         """
         return self._predict(self._known(client), x)
 
-    def predict_table(self, table: Table, column: str | None) -> pandas.DataFrame:
+    def predict_table(
+        self, table: Table, column: str | None, adapt: Callable[[list[str]], list[np.ndarray]] | None = None
+    ) -> pandas.DataFrame:
         """Predict the label of each row of a table by its client's model; by the global model for a new client.
 
         Args:
           table: table with the columns of the run's features, and possibly others.
           column: column with the clients' names; None to predict each row by the global model.
+          adapt: function of the names of the new clients that predicts each client's rows, in place of the global
+            model.
 
         Returns:
           A data frame with the columns ``client`` (empty if ``column`` is None), ``prediction``, and a probability for
@@ -210,14 +214,17 @@ class Models:
         clients = pandas.Series([""] * len(table.cells) if column is None else table.texts(column))
         self._encoded(table, None)  # check all rows first, so that an error names the first wrong line
         new = [name for name in dict.fromkeys(clients) if column is not None and name not in self._ids]
-        if new:
+        adapted = dict(zip(new, adapt(new), strict=True)) if new and adapt is not None else {}
+        if new and not adapted:
             rows = f"{table.path}: {clients.isin(new).sum()} rows of {len(new)} new clients ({listed(new, new[0])})"
             if self._global_file is None:
                 raise JaxpflError(f"{rows} need a global model, and {self.method} has none: leave these rows out")
             warn(f"{rows} are predicted by the global model")
         places = clients.groupby(clients).groups
         parts = [
-            self._predict(self._ids.get(str(name)), table._replace(cells=table.cells.iloc[rows]))
+            adapted[name]
+            if name in adapted
+            else self._predict(self._ids.get(str(name)), table._replace(cells=table.cells.iloc[rows]))
             for name, rows in places.items()
         ]
         found = np.concatenate(parts)[np.argsort(np.concatenate(list(places.values())))]

@@ -50,6 +50,10 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
     return PerClient(function, root)
 
 
+OUTPUTS = PerClient(lambda predictions, y, valid: predictions)
+"""Predictions of a client's examples, [n, ...], in the place of a metric."""
+
+
 class Pooled(NamedTuple):
     """A client's metric that is a ratio of two sums over its examples, such as a mean over all tokens.
 

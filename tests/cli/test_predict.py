@@ -230,6 +230,38 @@ assert "jaxpfl" not in sys.modules
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("missing", ["impute", "impute-client"])
+def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_client(capsys, place, missing):
+    settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100"]
+    folder = trained(capsys, place / missing, "fedavg", "ditto", *settings, "--unseen-clients", "1")
+    experiment = open_run(folder / "run").experiment()
+    unseen, (mean, *_), (deviation, *_) = experiment.unseen, *experiment.scaling
+    rows, own = visits()[visits()["hospital"] == unseen.client_names[0]], unseen.test.client(0)
+    asked = rows["age"].isin(np.round(np.asarray(own.x)[: int(own.size), 0] * deviation + mean, 1))
+    rows["label"] = rows["label"].where(~asked, "")
+    assert 0 < asked.sum() == unseen.test.size[0] < len(rows)
+    (folder / "models").rename(folder / "run" / "models")  # --adapt finds the run beside its models
+    try:
+        result, found = predicted(capsys, folder / "run", rows, "ditto", "--adapt")
+        _, plain = predicted(capsys, folder / "run", rows, "ditto")
+        same, _ = predicted(capsys, folder / "run", rows, "fedavg", "--adapt")
+        rows.assign(label="").to_csv(folder / "none.csv", index=False)
+        refused = ["--csv", folder / "none.csv", "--method", "ditto", "--adapt"]
+        none = jaxpfl(capsys, "predict", folder / "run" / "models", *refused)
+    finally:
+        (folder / "run" / "models").rename(folder / "models")
+    assert result.err == ""
+    right = found["prediction"][asked.to_numpy()] == visits()["label"][asked[asked].index].to_numpy()
+    scores = np.load(folder / "run" / "clients.npz")
+    assert right.mean() == pytest.approx(scores["ditto/unseen_after_accuracy"][0, 0], rel=1e-6)
+    assert np.abs(found.filter(like="prob") - plain.filter(like="prob")).to_numpy().max() > 1e-3
+    assert "fedavg does not adapt new clients" in same.err
+    assert "has no row with a label: leave out --adapt" in none.err
+    moved = jaxpfl(capsys, "predict", folder / "models", *refused)
+    assert moved.err == f"error: --adapt needs the run of the models: {folder} must be its folder\n"
+
+
+@pytest.mark.slow
 def test_numbers_are_predicted_with_the_runs_own_error(capsys, place):
     folder = trained(
         capsys,
