@@ -235,7 +235,7 @@ def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_cl
     settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100"]
     folder = trained(capsys, place / missing, "fedavg", "ditto", *settings, "--unseen-clients", "1")
     experiment = open_run(folder / "run").experiment()
-    unseen, (mean, *_), (deviation, *_) = experiment.unseen, *experiment.scaling
+    unseen, ((mean, *_), (deviation, *_)) = experiment.unseen, experiment.scaling
     rows, own = visits()[visits()["hospital"] == unseen.client_names[0]], unseen.test.client(0)
     asked = rows["age"].isin(np.round(np.asarray(own.x)[: int(own.size), 0] * deviation + mean, 1))
     rows["label"] = rows["label"].where(~asked, "")
