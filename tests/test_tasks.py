@@ -68,10 +68,9 @@ def test_vectors_of_labels_are_learned():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["poisson"])
-def test_losses_train(loss):
+def test_a_named_loss_trains():
     federation = clients_of(lambda s: np.abs(s[:, 0]))
-    result = jaxpfl.fit("fedavg", federation, task="regression", loss=loss, **QUICK)
+    result = jaxpfl.fit("fedavg", federation, task="regression", loss="poisson", **QUICK)
     assert np.isfinite(result.personalized_score).all()
     assert result.headline == "rmse"
 

@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,6 @@ def test_when(capsys):
     assert "collaboration" in result.out
     found = jaxpfl(capsys, "estimate", "when", "--clients", "100", "--json").json
     assert 0 < found["gain_over_local"] < found["most_gain"]
-
-
-def wide(path: Path, rows: Any) -> list[Any]:
-    """Options of a file with a row for each client, c0, c1, ..."""
-    header = ",".join(["client", *(f"s{j}" for j in range(len(rows[0])))])
-    path.write_text("\n".join([header, *(f"c{i},{','.join(map(str, row))}" for i, row in enumerate(rows))]))
-    return ["--csv", path, "--values", f"s0..s{len(rows[0]) - 1}"]
 
 
 def test_own_clients(capsys, tmp_path: Path):

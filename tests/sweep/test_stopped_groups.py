@@ -125,15 +125,11 @@ def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["state"])
-def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
+def test_a_damaged_state_begins_anew(tmp_path: Path):
     folder = tmp_path / "parts"
     session(folder, stop_at=3)
     for path in states(folder):
-        if damage == "read":
-            (path.parent.parent / "read.json").write_text("{")
-        else:
-            path.write_text("")
+        path.write_text("")
     with pytest.warns(JaxpflWarning, match="start again from round 0"):
         assert session(folder).rounds == list(range(1, ROUNDS + 1))
     session(tmp_path / "whole")
@@ -141,14 +137,10 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [4])
-def test_a_state_that_memory_does_not_suffice_for_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
-):
-    changes = {"seeds": 1, "lr": 0.1} if rows == 1 else {}
-    session(tmp_path, stop_at=3, **changes)
+def test_a_state_that_memory_does_not_suffice_for_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    session(tmp_path, stop_at=3)
     monkeypatch.setattr(checkpoint, "restore", Fails(MemoryError("out of memory")))
-    seen = session(tmp_path, **changes)
+    seen = session(tmp_path)
     assert seen.rounds == list(range(1, ROUNDS + 1))
     assert seen.lines == ["the saved state is not used: out of memory"]
 
@@ -179,24 +171,18 @@ class Fails:
         raise self.error
 
 
-FAILURES = {
-    "full": UnwritableError("cannot write to it: No space left on device"),
-    "gone": FileNotFoundError("no such folder"),
-    "memory": MemoryError("out of memory"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["full", "large"])
 def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
-    if what in FAILURES:
-        monkeypatch.setattr(checkpoint, "save", Fails(FAILURES[what]))
+    full = "cannot write to it: No space left on device"
+    if what == "full":
+        monkeypatch.setattr(checkpoint, "save", Fails(UnwritableError(full)))
     else:
         monkeypatch.setattr(execute, "_MOST_BYTES", 0)
     monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_REST", 0)
     seen = session(tmp_path)
     assert seen.rounds == list(range(1, ROUNDS + 1))
-    assert all(str(FAILURES[what]) in line for line in seen.lines)
-    assert bool(seen.lines) == (what in FAILURES)
+    assert all(full in line for line in seen.lines)
+    assert bool(seen.lines) == (what == "full")
     assert {record.status for record in told(tmp_path)} == {"done"}
