@@ -284,6 +284,7 @@ def test_a_recorded_config_may_hold_what_its_presets_gave():
         check_given(replace(recorded, test_share=0.25), recorded)
 
 
+@pytest.mark.slow
 def test_a_report_and_a_comparison_are_about_the_own_tasks_metric(capsys, here: Path):
     federation = federate(load("digits"), clients=4, classes_per_client=3, test_share=0.5)
     for name in ("one", "two"):

@@ -72,6 +72,7 @@ def test_wrappers_of_the_simulation_are_not_lost():
     check_same_numbers("fedavg", lr_schedule="cosine", compress="qsgd:levels=4", cohort=2, **kept)
 
 
+@pytest.mark.slow
 def test_state_of_a_node_is_found_again(tmp_path):
     check_same_numbers("ditto", tmp_path, local_epochs=2)
 

@@ -176,7 +176,7 @@ def line(m: int, spread: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, 
     return 100 + z[:, 0] + spread * rng.normal(size=m) + s * rng.normal(size=m), s, z
 
 
-@pytest.mark.parametrize("m", [5, 12])
+@pytest.mark.parametrize("m", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_ends_are_quantiles_of_the_posterior_by_quadrature(m):
     """With the least number of clients the density of A falls as A^(-3/2)."""
     x, s, z = line(m, 0.4)

@@ -104,6 +104,7 @@ def test_without_noise_the_subspace_is_found_exactly():
     np.testing.assert_allclose(heads(found, messages).mean @ found.basis.T, theta, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_few_examples_and_a_client_that_arrives():
     """m = 400 clients of 3 examples, d = 10, k = 2: EM is close to the known subspace, and ahead of turns.
 

@@ -105,6 +105,7 @@ def test_all_of_it_by_dense_matrices():
     np.testing.assert_allclose(found.ratio, 2 * (none.fun - best.fun), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_units_and_names():
     y, x, client, _ = samples()
     plain = unit_level(y, x, client)

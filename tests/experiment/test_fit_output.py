@@ -143,6 +143,7 @@ def test_what_a_folder_cannot_hold_is_refused_and_nothing_is_left(federation, tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_table_has_every_model_and_names_the_worst_clients(federation) -> None:
     named = federation._replace(client_names=Names("abcdef"))
     trained, unseen = jaxpfl.set_apart(named, 2, 0)

@@ -137,6 +137,7 @@ def test_the_constant_predictor_by_hand(kind: str) -> None:
     np.testing.assert_allclose(found[1], np.array([*want, np.nan]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_score_of_a_model_that_predicts_a_constant_is_the_constant_predictors() -> None:
     """The engine's metric and the constant predictor's agree."""
     clients = [client(n, n, "regression") for n in (4, 9, 2)]

@@ -141,6 +141,7 @@ def test_the_file(tmp_path):
         read_graph(tmp_path / "none.csv", ids)
 
 
+@pytest.mark.slow
 def test_an_experiment_takes_data_unless_told():
     def graph(**changes):
         config = resolve(RunConfig(model="linear", clients=6, rounds=1, neighbours=1, **changes))

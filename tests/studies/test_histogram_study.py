@@ -75,6 +75,7 @@ def test_the_bound():
     assert histogram_study.rate(population, 50) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_separated_clusters_are_found_and_ifca_is_slower():
     """Users of 200 tokens at two centers of a spread of 1.5: at most 1 % are wrong after six rounds."""
     population = {"users": 120, "tokens": 40, "components": 2, "samples": 200, "spread": 1.5, "block": 64}

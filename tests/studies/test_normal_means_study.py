@@ -68,7 +68,7 @@ def test_the_bayes_risk(truth):
         np.testing.assert_allclose(normal_means.bayes_risk(normal_means.mixture(truth)), risk, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("share", "size"), [(0.005, 7.0), (0.5, 60.0)])
+@pytest.mark.parametrize(("share", "size"), [(0.005, 7.0), pytest.param(0.5, 60.0, marks=pytest.mark.slow)])
 def test_the_bayes_risk_of_needles(share, size):
     """Beside adaptive quadrature of the posterior variance p (1 - p) size^2, at the tails of either component too."""
     between = np.log((1 - share) / share) / size + size / 2

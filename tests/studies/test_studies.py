@@ -76,6 +76,7 @@ def one_bit() -> dict:
     return gaussian.simulated(ONE_BIT).json
 
 
+@pytest.mark.slow
 def test_noise_that_is_not_reckoned_with_is_seen(one_bit: dict):
     """Power of the test above: a closed form without sending's variance is more than 8 standard errors off."""
     row = one_bit["mse"]["private"]
@@ -97,7 +98,8 @@ def test_repetitions_run_in_blocks_or_at_once_alike(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), blocks, whole)
 
 
-@pytest.mark.parametrize("prior", [pytest.param("truncnorm:.5,.15", marks=pytest.mark.slow), "uniform"])
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "uniform"])
 def test_bernoulli_closed_forms(prior: str):
     """m = 10000: that weights are estimated adds some .05 % to the error, whose standard error is .2 %."""
     result = bernoulli.simulated(BernoulliSettings(samples=6, prior=prior, repetitions=60)).json
@@ -165,6 +167,7 @@ def test_mixture_study_shows_what_the_specification_says():
     assert "count=10" in spent["central"]["event"]
 
 
+@pytest.mark.slow
 def test_when_says_what_the_study_finds(one_bit: dict):
     said, gains = when.run(ONE_BIT), one_bit["gains"]
     # Theory reckons with the most that one bit adds, the study's bit adds a little less.

@@ -42,6 +42,7 @@ def test_clients_in_blocks_share_operations_and_take_the_rate_of_batched_product
     assert cost_of((WORK,), [7], plan(4, vmap_runs=True), runs=3, core=CORE).seconds == pytest.approx(2 * wide)
 
 
+@pytest.mark.slow
 def test_a_simulation_counts_its_local_steps() -> None:
     rng = np.random.default_rng(0)
     clients = [(rng.standard_normal((12, 6)), rng.integers(0, 3, 12)) for _ in range(5)]
