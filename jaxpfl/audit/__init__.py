@@ -3,8 +3,8 @@
 An audit runs the engine's own programs on the run's data and settings, with clients that are easy to detect (canaries),
 and reads every round's release (`subject`). It plays two distinguishing games (`games`) and tests whether noise and
 cohorts are as the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and so
-do noise or cohorts that differ from the accountant's assumptions. If no evidence is found, the claim is not thereby
-proved.
+do noise or cohorts that differ from the accountant's assumptions. An audit that finds no such evidence does not prove
+the claim.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def audit(
     Args:
       subject: private run to audit.
       delta: delta of the claim, also used by the one-run game.
-      accountant: accountant for the claim; None selects the run's default.
-      worlds: number of worlds (runs) in the game with one canary; about half of the worlds have the canary.
+      accountant: accountant for the claim; None selects the claim's default.
+      worlds: smallest number of worlds (runs) in the game with one canary; about half of the worlds have the canary.
       worlds_delta: delta at which the bound from the game with one canary is compared with the claim.
       canaries: number of canaries in the one-run game; None selects all clients, but at most 500.
       canary_runs: number of runs in the one-run game, whose canaries are counted together.

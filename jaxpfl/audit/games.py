@@ -16,9 +16,9 @@ statistics of a world's releases serve as scores: the component in the canary's 
 leaf, and of differences between rounds or leaves, in which shared noise cancels), the length, and the divisors.
 `epsilon_lower_bound` selects one statistic on half of the worlds and computes the bound on the other half.
 
-In the second game, a coin includes or excludes each of many clients in one run. `one_run_lower_bound` counts how many
-coins can be guessed. This game costs a single training run and gives a bound at the claim's own delta, but the bound is
-looser.
+In the second game there are many canaries in one run, and a coin decides for each whether it is included.
+`one_run_lower_bound` counts how many coins can be guessed. This game costs a single training run and gives a bound at
+the claim's own delta, but the bound is looser.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Canaries(NamedTuple):
 
 
 def coin(batch_key: Key) -> Array:
-    """Coin of a client, [] bool, the same in all rounds: the last bit of its key, which is as random as a draw."""
+    """Coin of a client, [] bool: the last bit of its batch key, which is random and the same in all rounds."""
     return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
-    """Pseudo-random signs, 1 or -1 for every entry, by the finaliser of MurmurHash3.
+    """Compute pseudo-random signs, 1 or -1 for every entry, with the finaliser of MurmurHash3.
 
-    A hash compiles in a tenth of the time of a random draw.
+    A hash compiles ten times faster than a random draw.
     """
     seed = jnp.asarray(client_id).astype(jnp.uint32) * np.uint32(0x9E3779B1) + np.uint32(place * 0x85EBCA77 % 2**32)
     bits = jnp.arange(math.prod(shape), dtype=jnp.uint32) * np.uint32(0xC2B2AE3D) + seed
@@ -130,8 +130,8 @@ def insert_canaries(
     Args:
       canaries: canaries to insert.
       clipping_norm: clipping norm C.
-      rebuild: for noise in every step, function that builds the method's algorithm for other local work, so that the
-        canaries' gradients can be replaced; otherwise None.
+      rebuild: function that builds the method's algorithm with different local work. It is used for noise in every
+        step, to replace the canaries' gradients; otherwise None.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -214,15 +214,15 @@ def play(
 
     Args:
       subject: private run to audit.
-      worlds: smallest number of worlds, rounded up so that every call has the same number.
+      worlds: smallest number of worlds; rounded up so that every call of the program simulates the same number.
       delta: delta at which claim and bound are compared. A claim gives an epsilon for every delta; a few thousand
         worlds are informative at 0.01 ... 0.2.
       confidence: confidence in the bound.
       seed: first seed; the worlds have the seeds ``seed, seed + 1, ...``.
-      progress: function that is called with the number of finished worlds.
+      progress: function that is called with a text that states the number of finished worlds.
 
     Raises:
-      JaxpflError: if the run cannot be accounted.
+      JaxpflError: if the run cannot be accounted, and as in `epsilon_lower_bound`.
     """
     canaries = _canaries(subject, 1, even=True)
     simulation, upload = _simulation(subject, canaries)
@@ -259,13 +259,13 @@ def one_run(
     Args:
       subject: private run to audit.
       canaries: number of canaries; None selects all clients, but at most 500.
-      delta: delta of the claim, far below one over the number of canaries.
+      delta: delta of the claim; the bound is useful only if it is far below 1 / ``canaries``.
       confidence: confidence in the bound.
       seed: first seed of the runs.
       runs: number of independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: if ``canaries`` is outside 2 ... m, or if the run cannot be accounted.
+      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)
@@ -342,13 +342,13 @@ def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
 
 
 class _Projected(NamedTuple):
-    """Projections of a round's release, multiplied by the canary's sign and divided by C; each [S].
+    """Measurements of a round's mean, after multiplication by the canary's sign and division by C; each [S].
 
     Attributes:
       leaves: component in the canary's direction, by leaf.
       pairs: difference of two leaves, projected on the difference of their directions, by pair of leaves.
-      square: squared length of the release.
-      divisor: divisor of the release.
+      square: squared length.
+      divisor: divisor of the release, unchanged.
     """
 
     leaves: dict[str, np.ndarray]

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
       state: the method's server state.
       total: sum of the uploads after the mechanism's clipping and noise; for AdaMix, whose server adds the noise
         itself, the mean of the mixture that the server sends in the next round.
-      weight: divisor of the sum, [].
+      weight: divisor of the sum, []; 1 for AdaMix.
     """
 
     state: PyTree
@@ -62,6 +62,9 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
     Args:
       algorithm: algorithm to wrap.
       upload: shapes and types of a client's upload.
+
+    Raises:
+      JaxpflError: when a round is traced, if the uploads are not summed and the method is not AdaMix.
     """
     inner = algorithm.server
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.result_type(float)), upload.total)
@@ -156,10 +159,10 @@ class Subject:
         return plan
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
-        """Build the run's programs with a changed algorithm, and with one round per call so that each release is read.
+        """Build the run's programs with a changed algorithm. Each call runs one round, so that every release is read.
 
         Args:
-          change: change of the algorithm.
+          change: function that changes the algorithm.
           availability: availability of the clients; None keeps the run's availability.
         """
 

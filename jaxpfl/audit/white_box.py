@@ -6,8 +6,8 @@ recompute the sum without noise in float64. The release minus this sum must be n
 (`jaxpfl.privacy.audit`). The tests work equally well on any data.
 
 In some runs the noise cannot be separated from the sum (`why_no_noise_check`). In every run, the noise draws recorded
-by `jaxpfl.privacy.record` are also tested. Each draw must have its own key, and the number and standard deviations of
-the draws must agree with the claim.
+by `jaxpfl.privacy.record` are also tested. Each draw must have its own key, and the number of draws must agree with the
+claim. If the clients add the noise, so must the standard deviations of the draws.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def why_no_noise_check(subject: Subject) -> str | None:
 
 
 def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
-    """Test the noise of a few runs, and that rounds with too few uploads release nothing.
+    """Test the noise of a few runs, and test that rounds with too few uploads release nothing.
 
     Args:
       subject: private run for which `why_no_noise_check` returns None.
@@ -108,10 +108,11 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
     """Test the recorded noise draws of two runs: their keys, their number and their standard deviations.
 
-    This function does not test the standard deviation of noise that the server adds, because `noise` measures it.
+    This function does not test the standard deviation of noise that the server adds. `noise` measures it, unless
+    `why_no_noise_check` gives a reason.
     """
     spec, noise = subject.run.spec, subject.claim.noise
-    # Clients run one after another and none is slow, so that no draw is for padding and no step is left out.
+    # Run clients one after another and without delays, so that no draw is for padding and no step is left out.
     plan = replace(spec.plan, devices=1, clients="map", runs="map")
     alone = Subject(replace(subject.run, spec=replace(spec, plan=plan)))
     simulation = alone.simulation(lambda algorithm, work: algorithm, Availability())
@@ -197,7 +198,9 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries]; also count norms up to C.
+    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries].
+
+    The entry `_COUNT`, [S, 1], is the sum over these clients of 1/2 if the change's norm is at most C, otherwise -1/2.
 
     Args:
       subject: private run.
@@ -240,7 +243,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
 
 
 def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
-    """Recover the noisy count of norms up to C from the adapted C, [S, 1]."""
+    """Recover from the adapted C the noisy count of norms up to C, centred as in `_exact_sum`, [S, 1]."""
     rate, quantile = subject.mechanism.quantile_lr, subject.mechanism.quantile
     assert quantile is not None
     adapted = np.asarray(only(Guarded, server).clipping_norm, np.float64)

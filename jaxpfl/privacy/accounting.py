@@ -112,7 +112,7 @@ SMALLEST_DELTA = 1e-12
 rounding errors of the same size.
 """
 FINE, SETTLED = 2e-3, 3e-4
-"""Grid step below which the step is not halved, and relative change of epsilon at which halving stops."""
+"""Lower limit for the halving of the grid step, and relative change of epsilon at which halving stops."""
 # Probability treated as negligible when the range of the privacy loss is bounded.
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
@@ -135,8 +135,9 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
     The step is small relative to the range of the privacy losses and to their spread in one round, but not so small
     that the grid has more than 400,000 points. The accountant is pessimistic at any step. At this step the relative
-    error of epsilon is at most 3e-3, and usually much smaller. `PrivacyPlan.epsilon` halves steps above `FINE` until
-    epsilon changes by less than `SETTLED`, which reduces the relative error to 1e-3.
+    error of epsilon is at most 3e-3, and usually much smaller. For sampled cohorts, `PrivacyPlan.epsilon` halves the
+    step until epsilon changes by less than `SETTLED` or the step would fall below `FINE`. This reduces the relative
+    error to 1e-3.
 
     Args:
       noise_multiplier: standard deviation z of the noise, relative to the largest change that one client causes under
@@ -171,7 +172,7 @@ def _reach(z: float, rounds: int) -> float:
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """Bound like `_reach`, but computed by Renyi DP of the sampled rounds, which is tighter for many rounds."""
+    """Bound like `_reach`, but from the Renyi DP of the sampled rounds, which is tighter for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -260,7 +261,9 @@ def accountant_named(name: str) -> Accountant:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """Description of a run's releases for an accountant; the unit of privacy is one user with all its data.
+    """Description of a run's releases for an accountant.
+
+    The unit of privacy is one user with all its data, or one example of a silo (`SiloMechanism.plan`).
 
     Implements: Ozkara et al. 2023, Definition 2; Ozkara et al. 2023, Definition 3.
 
@@ -273,7 +276,7 @@ class PrivacyPlan:
         replace-one for cohorts of a fixed size.
 
     Raises:
-      JaxpflError: if the combination cannot be accounted.
+      JaxpflError: if ``rounds`` is below 1, or if the combination cannot be accounted.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Poisson
@@ -309,7 +312,9 @@ class PrivacyPlan:
 
     @property
     def noise_ratio(self) -> float:
-        """Error of the prefix sums, relative to independent noise (`descriptions.prefix_error_ratio`)."""
+        """Root mean squared error of the prefix sums, relative to independent noise (see
+        `descriptions.prefix_error_ratio`).
+        """
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def scale_noise(self, multiplier: float) -> PrivacyPlan:
@@ -360,8 +365,8 @@ class PrivacyPlan:
         """Compute epsilon at this delta for the whole run.
 
         Raises:
-          JaxpflError: if delta is outside (0, 1), the noise multiplier is 0, the accountant does not support the
-            sampling, or eps is not finite.
+          JaxpflError: if delta is outside (0, 1) or too small for PLD, the noise multiplier is 0, the accountant is
+            unknown or does not support the noise or the sampling, or epsilon is not finite.
         """
         checks.probability("delta", delta)
         if self.noise_multiplier == 0:

@@ -1,4 +1,4 @@
-r"""Empirical lower bounds on epsilon, from many worlds or from one run, and tests of the noise that a run added.
+r"""Empirical lower bounds on epsilon, from many runs or from one, and tests of the noise that a run added.
 
 **Many worlds.** A world is one independent run, with or without a canary: a client whose upload, of norm C and
 direction c, is chosen to be easy to detect. The canary's score in a world is the component of the released sums S in
@@ -7,9 +7,9 @@ canary takes part adds 1. Anyone who sees the release can compute the score, so 
 separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim proves
 nothing.
 
-With K worlds of each kind, the bound cannot exceed about log K, and it is weak at a delta as small as in typical
-claims. Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and compare
-the bound with ``plan.epsilon`` at this delta.
+With K worlds of each kind, the bound cannot exceed about log K, and it is weak at the small deltas of typical claims.
+Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and compare the bound
+with ``plan.epsilon`` at this delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
@@ -22,9 +22,9 @@ e^\epsilon))`,
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-The coin may choose between any two neighbouring data sets: with or without a client, with a client's data or without
-them, or with a client's data or their opposite. Canaries from several independent runs are counted together. Because of
-the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
+The coin may choose between any two neighbouring data sets: with or without a client, with a client's data or with
+zeros, or with a client's data or their opposite. Canaries from several independent runs are counted together. Because
+of the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
@@ -34,7 +34,7 @@ deviation z C, is
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
 If the claim is correct, the residual's entries are independent N(0, 1), within and between rounds, runs and leaves.
-Each test below has an exact distribution under that hypothesis. The tests reject noise with another scale, noise shared
+Each test below has an exact distribution under that hypothesis. The tests reject noise with a wrong scale, noise shared
 by two releases, leaves without noise, and released sums that differ from the sum of the clipped uploads.
 
 A correlation over many entries does not reveal noise that only a few entries share. Therefore entries with the same
@@ -64,9 +64,9 @@ class EpsilonBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: probability, over the worlds' randomness, that the true epsilon is not below the bound.
+      confidence: smallest probability, over the worlds' randomness, that the bound is valid.
       ceiling: largest bound possible with this number of worlds.
-      statistic: index of the score that gave the bound, if a world has several scores.
+      statistic: index of the score that gave the bound; 0 if a world has one score.
     """
 
     epsilon: float
@@ -79,11 +79,11 @@ class EpsilonBound(NamedTuple):
 def epsilon_lower_bound(
     with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> EpsilonBound:
-    r"""Lower bound on epsilon at the given confidence, for scores with any distribution.
+    r"""Compute a lower bound on epsilon from many worlds. It holds with probability ``confidence`` for any scores.
 
     (eps, delta)-DP limits every test that separates the two kinds of world: P(score > t | with) <= e^eps P(score > t |
-    without) + delta, and the same with the worlds exchanged and the test reversed. Half of the worlds serves to select
-    the threshold t, the direction of the test and, if a world has several scores, the score. The other half gives
+    without) + delta, and P(score <= t | without) <= e^eps P(score <= t | with) + delta. Half of the worlds are used to
+    select the threshold t, one of the two tests and, if a world has several scores, the score. The other half gives
     Clopper-Pearson bounds on the two probabilities, each with half of the error probability:
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
@@ -94,8 +94,8 @@ def epsilon_lower_bound(
       confidence: confidence in the bound.
 
     Raises:
-      JaxpflError: for fewer than 4 worlds of a kind, scores that are not finite, a delta outside [0, 1), or a
-        confidence outside (0, 1).
+      JaxpflError: for fewer than 4 worlds of a kind, different numbers of scores in the two kinds, scores that are not
+        finite, a delta outside [0, 1), or a confidence outside (0, 1).
     """
     present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
     if present.shape[1] != absent.shape[1]:
@@ -133,7 +133,7 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Lower bounds on epsilon that given numbers of worlds with and without the canary can give."""
+    """Lower bounds on epsilon for fixed numbers of worlds with and without the canary."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -141,8 +141,8 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """Bounds for two tests, [2, T]: a score above the threshold is taken as a sign that the canary is present, or
-        absent.
+        """Bounds for two tests, [2, T]: a score above the threshold as a sign that the canary is present, and a score
+        up to the threshold as a sign that it is absent.
 
         Args:
           tp, fp: number of worlds with and without the canary whose score is above the threshold, [T].
@@ -188,7 +188,7 @@ class OneRunBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: probability, over the coins and the run, that the true epsilon is not below the bound.
+      confidence: smallest probability, over the coins and the run, that the bound is valid.
       ceiling: largest bound possible with this number of canaries.
       canaries: number of canaries n.
       guesses, correct: numbers of guesses r and of correct guesses W that gave the bound.
@@ -204,7 +204,7 @@ class OneRunBound(NamedTuple):
 
 
 def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta: float) -> float:
-    """Largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
+    """Upper bound on the probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
 
     Args:
       canaries: number of canaries n.
@@ -241,7 +241,8 @@ def one_run_lower_bound(
       confidence: confidence in the bound.
 
     Raises:
-      JaxpflError: for fewer than 2 canaries, scores that are not finite, or a delta or confidence out of range.
+      JaxpflError: for fewer than 2 canaries, vectors of different lengths, scores that are not finite, or a delta or
+        confidence out of range.
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
@@ -314,7 +315,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     Returns:
       One finding per test: ``scale`` (unit variance), ``leaves`` (unit variance in each leaf), ``shape``
       (Kolmogorov-Smirnov), ``rounds``, ``runs`` and ``between leaves`` (no shared noise), ``sum`` (no correlation with
-      the uploads).
+      the uploads). Comparisons that need two rounds, runs or leaves are left out if there is only one.
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
@@ -372,7 +373,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
         return {}
     flat = parts.reshape(len(parts), -1)
     lengths = np.linalg.norm(flat, axis=1)
-    if not lengths.all():  # without noise, which the test of the scale reports
+    if not lengths.all():  # a part has no noise, which the test of the scale reports
         return {}
     products = flat @ flat.T
     return {
@@ -382,7 +383,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
 
 
 def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """p-values for the number of close entries, in two leaves and in two runs or rounds of one leaf, by test."""
+    """p-values for the number of close entries in two leaves, and in two runs or rounds of one leaf, by test."""
     from scipy.special import bdtrc
 
     found: dict[str, dict[str, float]] = {"leaves": {}, "rounds": {}, "runs": {}}
@@ -419,7 +420,7 @@ def _along(noise: np.ndarray, sums: np.ndarray) -> float:
 
 
 def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
-    """Plot an audit's scores in the worlds with and without the audited client's data, as a PNG file.
+    """Plot histograms of an audit's scores in the worlds with and without the canary, and save them as a PNG file.
 
     Returns:
       The path.

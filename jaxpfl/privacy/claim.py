@@ -175,7 +175,11 @@ def sampling_of(participation: Participation) -> Sampling:
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn if delta is too large for a claim about users: publishing one client's data has a delta of 1 / clients."""
+    """Warn if delta is too large for a claim about users: publishing one client's data has a delta of 1 / clients.
+
+    Raises:
+      JaxpflError: instead of the warning, if ``strict``.
+    """
     if 1 / clients <= delta < 1:
         warn(
             f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: publishing the data of a client drawn at "

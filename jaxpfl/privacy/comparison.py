@@ -32,8 +32,8 @@ def theorem5_beside_sound(
     For each kind of noise, there are two epsilons, one for each neighbouring relation. ``zero_out``: a user's data are
     present or not. Poisson sampling with q = K/m amplifies the privacy of noise at the end of a round. Sampling does
     not amplify the privacy of noise that the clients add. The epsilon for such noise assumes that the user takes part
-    in every round; the epsilon of ``replace_one`` replaces it if smaller. ``replace_one``: a user's data are replaced
-    by any others. Cohorts have exactly K clients; the accounting uses RDP unless K = m.
+    in every round, unless the epsilon of ``replace_one`` is smaller and is used instead. ``replace_one``: a user's data
+    are replaced by any others. Cohorts have exactly K clients; the accounting uses RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
@@ -46,8 +46,8 @@ def theorem5_beside_sound(
       delta: delta of all claims.
 
     Returns:
-      The paper's epsilon with its caveat, and the epsilon, noise multiplier, participation and accountant of the four
-      sound plans, ready for JSON.
+      A dictionary for JSON: the paper's epsilon with its caveat, the epsilon, noise multiplier, participation and
+      accountant of the four sound plans, the number of rounds, the sampling rate, and delta.
 
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.

@@ -111,7 +111,7 @@ class CentralNoise:
 
 @dataclass(frozen=True)
 class DistributedNoise:
-    r"""Noise that the clients add, each a share :math:`N(0, z^2 C^2 / K_{min} I)`, with only the sum visible.
+    r"""Noise that the clients add: each adds a share :math:`N(0, z^2 C^2 / K_{min} I)`, and only the sum is visible.
 
     Secure aggregation hides single uploads. A round with fewer than K_min uploads releases nothing, so every release
     has a noise multiplier of at least z. A client's share of the noise is part of its upload. If a client does not take
@@ -161,7 +161,7 @@ class PerStepNoise:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
-    If the sum of K uploads is ``linear`` in the noise of the last step, the noise of all K clients also protects each
+    If each step only adds its noisy gradient to the upload (``linear``), the noise of all K clients also protects each
     client. A client's steps together change the sum by up to tau C. The other clients' steps may be arbitrary, because
     they do not depend on this client.
 
@@ -259,7 +259,7 @@ class Poisson:
     Attributes:
       rate: probability q that a client takes part in a round.
       num_clients: number of clients m; required with a cap.
-      cap: largest cohort, to which larger ones are cut uniformly at random; None if no cohort is cut.
+      cap: largest size of a cohort; a larger one is reduced uniformly at random. None if no cohort is reduced.
     """
 
     rate: float

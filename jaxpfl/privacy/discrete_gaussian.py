@@ -31,7 +31,7 @@ from jaxpfl.privacy import noise
 from jaxpfl.support.errors import JaxpflError
 
 MOST_STDDEV = 2.0**14
-"""Largest sigma, in quantiser steps; a table has 19 entries per step."""
+"""Largest sigma, in quantiser steps; a table has about 19 sigma entries."""
 
 _REACH = 9.5
 """Distance in standard deviations beyond which the tails have a mass below 2^-64."""
@@ -147,7 +147,7 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
 
     Raises:
       JaxpflError: unless eps is positive and delta is in (0, 1), if eps is too large for the sampler's precision, or if
-        sigma would exceed `MOST_STDDEV`.
+        sigma would exceed twice `MOST_STDDEV`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta_)

@@ -6,9 +6,10 @@ added to them, before the client's step:
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
 
-Formal guarantees: tau of these steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The
-paper assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountant uses
-only provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more effective.
+Formal guarantees: tau such steps by one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The paper
+assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountants pld and rdp
+use only provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more
+effective.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class StepNoise:
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clip the parameters' gradient and add noise to it; ``key`` is the step's key."""
-        _released_gradients.get([]).append(gradient)  # list that is discarded, outside `released_gradients`
+        _released_gradients.get([]).append(gradient)  # outside `released_gradients`, the list is discarded
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:

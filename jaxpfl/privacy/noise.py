@@ -13,10 +13,10 @@ probabilities of 1e-12 (7.03 standard deviations) and even of 1e-100 have a rela
 **Lattice.** The last bits of a floating-point sum depend on its terms, so a value near zero may have digits that other
 inputs cannot produce (Mironov 2012, "On significance of the least significant bits for differential privacy").
 Therefore `add_gaussian`, `add_banded` and `add_laplace` round their result to multiples of a power of two near
-:math:`2^{-9}` standard deviations (:math:`2^{-24}` in float64). This step depends only on the public scale of the
-noise, and rounding is post-processing. For any input, thousands of floats are rounded to the same lattice point. Like
-summing several draws, this hides the grid of the draws (Holohan and Braghin 2021, "Secure random sampling in
-differential privacy"). It is not proved that each of these floats occurs with its exact probability.
+:math:`2^{-9}` standard deviations (:math:`2^{-24}` in float64). The lattice's step depends only on the public scale of
+the noise, and rounding is post-processing. For any input, thousands of floats are rounded to the same lattice point.
+This hides the grid of the draws, as does summing several draws (Holohan and Braghin 2021, "Secure random sampling in
+differential privacy"). It is not proved that each lattice point occurs with its exact probability.
 
 The generator is JAX's counter-based generator, which is reproducible but not cryptographic. The noise is for
 simulation: anyone who knows the key can subtract it.
@@ -82,7 +82,8 @@ def norm(tree: PyTree) -> Array:
 
 
 def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
-    """Remark on a fixed clipping norm that is, in every run, over four times or under a quarter of the uploads' norm.
+    """Remark on a fixed clipping norm that is, in every run, over four times or under a quarter of the uploads' median
+    norm.
 
     Args:
       norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds].

@@ -78,7 +78,7 @@ class SiloMechanism:
     every round.
 
     Attributes:
-      silos: silos grouped by number of examples, in ascending order.
+      silos: groups of silos with the same number of examples, in ascending order of this number.
       clipping_norm: clipping norm C for each example's gradient.
       slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset, which the accounting
         includes.
