@@ -18,6 +18,7 @@ from jaxpfl.algorithms.network_lasso import NetworkState
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.types import Examples
 from jaxpfl.engine.client_graph import graph_by_inputs
+from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
@@ -88,6 +89,13 @@ def reference(name: str, cohort: int | float | None = 4) -> dict:
         return outcome(
             simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2)
         )
+
+
+def streamed(name: str) -> Simulation:
+    """The same case with its clients in host memory."""
+    plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8, clients_in="host")
+    make = functools.partial(StreamedSimulation, where="host")
+    return simulate(CASES[name], ragged_federation(), plan=plan, dtype=np.float64, make=make)
 
 
 def watched(algorithm: Algorithm, calls: list) -> Algorithm:
