@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_record import recorded
 from scipy import stats
 
 import jaxpfl
@@ -324,17 +323,6 @@ def test_several_gradients_of_a_batch_are_counted(federation):
 
 
 # --- runs -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_noise_is_drawn_twice(federation, monkeypatch):
-    """In rounds, steps, personalisation and seeds (`test_noise_shared` has those of two models)."""
-    with recorded(monkeypatch) as drawn:
-        jaxpfl.fit("fedavg-ft", federation, **SETTING, seeds=[3, 4], options={"fine_tune_steps": 2}, privacy=NOISE)
-    assert "privacy.guarded.GuardedBatch.gradient" in drawn.sites
-    # The final models are personalised once for their scores.
-    assert drawn.repeated() == 0
-    assert len(drawn.keys) >= (2 * 2 + 2) * 3 * 2
 
 
 @pytest.mark.slow
