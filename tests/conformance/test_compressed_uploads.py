@@ -31,7 +31,7 @@ def made(name: str, federation, compress: str, **choices):
 
 # In the default run numbers of compressed rounds are those of the oracles.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamix", "adaped, private", "scaffold", *OWN])
+@pytest.mark.parametrize("name", ["adamix", "adaped, private", *OWN])
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(name, federation):
     """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
@@ -47,7 +47,7 @@ def test_everything_that_must_not_matter_at_once(name, federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["feddbe", "network-lasso", "toy clusters", "toy medians"])
+@pytest.mark.parametrize("name", ["feddbe", "network-lasso"])
 @pytest.mark.usefixtures("x64")
 def test_without_loss_no_number_changes(name, federation):
     """The memory stays zero, and no key of training is touched; what differs is how XLA rounds another program."""
@@ -63,7 +63,7 @@ def test_without_loss_no_number_changes(name, federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ["fedavg", "toy clusters"])
 def test_a_state_that_went_through_a_checkpoint_continues_bit_for_bit(name, federation, tmp_path):
     simulation = made(name, federation, OWN[name])
     whole, history = simulation.advance(simulation.init([0, 1]), 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from problem import outcome, ragged_federation, simulate
 
-from jaxpfl import METHODS, Algorithm, Federation
+from jaxpfl import METHODS, Algorithm
 from jaxpfl.core.protocol import wrapped_client
 
 pytestmark = pytest.mark.slow
@@ -39,21 +40,18 @@ def spoiled(tree: Any, bad: Any) -> Any:
     return jax.tree.map(lambda a: jnp.where(bad, jnp.full_like(a, jnp.nan), a), tree)
 
 
-def of(federation: Federation, part: str, *, says: bool) -> dict[str, Any]:
+@functools.cache
+def of(part: str, *, says: bool = False) -> dict[str, Any]:
+    federation = ragged_federation()
     return outcome(simulate(METHODS["adaped"], federation, cohort=None, wrap=lambda one: failing(one, part, says)), 1)
-
-
-@pytest.fixture(scope="module")
-def whole() -> dict[str, Any]:
-    return of(ragged_federation(), "nothing", says=False)
 
 
 def server(result: dict[str, Any]) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(result["state"].server)]
 
 
-def test_a_finite_upload_beside_a_state_that_is_not_is_not_used(federation: Federation, whole: dict[str, Any]) -> None:
-    by_state, by_upload = (of(federation, part, says=False) for part in ("state", "upload"))
+def test_a_finite_upload_beside_a_state_that_is_not_is_not_used() -> None:
+    by_state, by_upload, whole = (of(part) for part in ("state", "upload", "nothing"))
     for a, b, all_of_them in zip(server(by_state), server(by_upload), server(whole), strict=True):
         np.testing.assert_array_equal(a, b)
         assert not np.array_equal(a, all_of_them)
@@ -62,11 +60,9 @@ def test_a_finite_upload_beside_a_state_that_is_not_is_not_used(federation: Fede
     assert counts.diverged[0].tolist() == [0, 0, 1, 0, 0, 0, 0]
 
 
-def test_a_client_that_says_that_it_failed_is_heard_and_keeps_its_state(
-    federation: Federation, whole: dict[str, Any]
-) -> None:
-    got = of(federation, "state", says=True)
-    for a, b in zip(server(got), server(whole), strict=True):
+def test_a_client_that_says_that_it_failed_is_heard_and_keeps_its_state() -> None:
+    got = of("state", says=True)
+    for a, b in zip(server(got), server(of("nothing")), strict=True):
         np.testing.assert_array_equal(a, b)
     counts = got["state"].counts
     assert counts.uploads[0].tolist() == [1] * 7
@@ -74,9 +70,9 @@ def test_a_client_that_says_that_it_failed_is_heard_and_keeps_its_state(
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got["state"].clients))
 
 
-def test_an_upload_that_is_not_finite_is_never_used(federation: Federation) -> None:
+def test_an_upload_that_is_not_finite_is_never_used() -> None:
     """Whatever its client says of itself."""
-    said, unsaid = (of(federation, "upload", says=says) for says in (True, False))
+    said, unsaid = of("upload", says=True), of("upload")
     for a, b in zip(server(said), server(unsaid), strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()

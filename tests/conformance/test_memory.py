@@ -44,7 +44,7 @@ def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clients", ["2", "auto", "vmap"])
+@pytest.mark.parametrize("clients", ["2", "auto"])
 def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clients):
     simulation = simulate(METHODS["adaped"], federation, plan=ExecutionPlan(clients=clients))
     state = simulation.init([0])

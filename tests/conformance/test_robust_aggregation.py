@@ -34,7 +34,7 @@ def made(name: str, federation, **choices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ifca", "scaffold", "toy clusters"])
+@pytest.mark.parametrize("name", ["ifca", "toy clusters"])
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(name, federation):
     """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""

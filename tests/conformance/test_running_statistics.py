@@ -14,7 +14,7 @@ CARRYING = [name for name, method in METHODS.items() if method.statistics]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("name", "batch_size"), [("fedbn", 100), ("ditto", 6), ("ifca", 6)])
+@pytest.mark.parametrize(("name", "batch_size"), [("fedbn", 100), ("ditto", 6)])
 def test_everything_that_must_not_matter_at_once(federation, name, batch_size):
     more = {"model": "mlp-bn:6", "dtype": np.float64, "batch_size": batch_size}
     plain = simulate(METHODS[name], federation, plan=ExecutionPlan(clients="map", runs="map", devices=1), **more)

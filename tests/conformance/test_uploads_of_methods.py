@@ -22,8 +22,8 @@ KINDS = {
     *("toy clusters", "toy medians", "adaped, idle", "adaped, private", "fedavg, private"),
 }
 """One of each kind of upload: sums and stacks, trees of several parts, weights for each model, several groups, clients
-that work outside the cohort, and private ones, which have no error feedback. `test_compressed_uploads` takes all of
-them but "adaped, idle" and "fedavg, private": others have idle clients, and others are private."""
+that work outside the cohort, and private ones, which have no error feedback: of each `test_compressed_uploads` has one
+like it."""
 
 
 def increments_of(algorithm, tree) -> list[bool]:

@@ -72,10 +72,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     ("method", "more"),
     [
         ("scaffold", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2, "cohort": 16, "privacy": Mechanism(1.0, 0.5)}),
-        slow("scaffold", {"participation": "poisson", "cohort_cap": 9}),
-        slow("ditto", {"compress": "sign"}),
-        slow("adaped", {"privacy": Mechanism(1.0, 0.5)}),
-        slow("map-gaussian", {"cohort": 20}),
+        slow("ditto", {"compress": "sign", "participation": "poisson", "cohort_cap": 9}),
         slow("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
     ],
 )
@@ -146,14 +143,13 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_kill_leaves_nothing(number: int, tmp_path: Path) -> None:
+def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", TRAINS], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(number)
-    assert process.returncode == -number
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     assert not list(tmp_path.iterdir())
 
 

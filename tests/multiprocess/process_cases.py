@@ -22,7 +22,6 @@ from jaxpfl.support import processes
 COHORTS: dict[str, int | float | None] = {
     "local": None,
     "fedavg": 0.6,
-    "scaffold": None,
     "ifca": 4,
     "pooled": 4,
     "cfl": None,

@@ -24,8 +24,8 @@ QUICK = ("shares", "refused")
 """Cases of their own group: the rows of each process, and what is refused."""
 OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
 """Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
-OF_TWO = (*(name for name in METHODS if name != "adaped"), "trained")
-"""Cases of two processes of one device; `adaped` has two devices in each, and also its idle and private rounds."""
+OF_TWO = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained")
+"""Cases of two processes of one device; `adaped` has two devices in each, and also its idle rounds."""
 
 
 @functools.cache

@@ -225,7 +225,6 @@ ORACLES = {
         {"components": CLUSTERS},
         mixtures,
         server_models,
-        kinds=("uniform", "full"),
     ),
     "cfl": Oracle(
         "cfl",

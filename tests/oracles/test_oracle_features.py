@@ -322,7 +322,6 @@ ORACLES = {
         lambda last: {"after": [last.server["shared"]["body"] | head for head in last.server["heads"]]},
         with_heads,
         rtol=1e-8,
-        kinds=("uniform", "full"),
     ),
     "knn-per": Oracle(
         "knn-per", SGD | {"scale": SCALE}, run_fedavg, options={"neighbours": NEIGHBOURS}, models=interpolated

@@ -16,7 +16,6 @@ from numpy_reference import (
     log_softmax,
     run_adaped,
     run_fedavg,
-    run_local,
     sgd,
     step,
     subtract,
@@ -94,8 +93,6 @@ def with_optimizer(method, optimizer, formula, hp, models, **given):
 
 SCALES = {"lr_global": 0.04, "lr_psi": 0.1, "psi_init": 0.6, "psi_floor": 0.5, "c": 5.0}
 ORACLES = {
-    "local": with_optimizer("local", "sgd:momentum=0.8", run_local, {}, lambda last: {"after": last.clients}),
-    "fedavg, adam": with_optimizer("fedavg", "adam", run_fedavg, {}, global_alone),
     "fedavg, momentum": with_optimizer("fedavg", "momentum", run_fedavg, {}, global_alone, defects=("memory kept",)),
     "fedprox": with_optimizer("fedprox", "adam:b1=0.6,eps=1e-3", run_fedavg, {"prox": 0.8}, global_alone),
     "adaped": with_optimizer(
@@ -167,9 +164,9 @@ def start_of(fit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.8", "adam:b1=0.6,eps=1e-3"])
-def test_each_of_dittos_descents_keeps_its_optimizer_across_rounds(optimizer):
+def test_each_of_dittos_descents_keeps_its_optimizer_across_rounds():
     """Clients are out of the cohort for some rounds, and w starts from a new mu in each."""
+    optimizer = "adam:b1=0.6,eps=1e-3"
     fit = fitted(rounds=1, cohort=2, client_optimizer=optimizer, keep_optimizer=True)
     (mu, own), simulation = start_of(fit), fit.simulation
     memories, seen = [(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]()) for _ in SIZES], np.zeros(M, int)
@@ -197,13 +194,12 @@ def test_an_optimizer_without_zeros_begins_as_itself():
 
 @pytest.mark.slow
 def test_any_plan_gives_the_same_numbers_with_kept_optimizers():
-    def loss(method, **plan):
+    def loss(**plan):
         given = {"client_optimizer": "adam", "keep_optimizer": True, "cohort": 2, "batch_size": 4, "seeds": 2}
         plan = ExecutionPlan(**plan)
-        return fitted(method, model="mlp:5", plan=plan, **given).history["train_loss"]
+        return fitted("adaped", model="mlp:5", plan=plan, **given).history["train_loss"]
 
-    np.testing.assert_allclose(loss("adaped", clients="vmap"), loss("adaped", clients="map"), rtol=1e-4)
-    np.testing.assert_allclose(loss("fedem", clients_in="host"), loss("fedem", clients="map"), rtol=1e-4)
+    np.testing.assert_allclose(loss(clients="vmap"), loss(clients="map"), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -237,12 +233,6 @@ def test_each_of_dittos_models_is_clipped_alone():
         assert max(np.abs(wrong[k] - mu[k]).max() for k in mu) > 1e-4
 
 
-@pytest.mark.slow
-def test_a_bound_that_is_never_met_changes_nothing():
-    loose, off = (fitted("fedavg", clip_gradients=clip).history["train_loss"] for clip in (1e9, None))
-    np.testing.assert_array_equal(loose, off)
-
-
 # --- rate schedules -------------------------------------------------------------------------------
 
 
@@ -269,16 +259,15 @@ def test_the_factors_of_schedules():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["cosine", "constant:warmup=2"])
-def test_both_of_dittos_rates_follow_the_schedule(schedule):
+def test_both_of_dittos_rates_follow_the_schedule():
     """And a newcomer's rounds take the rates themselves."""
     others = classification_problem()
     unseen = {"unseen": others._replace(client_ids=others.client_ids + 100), "adapt_rounds": 1}
     hyper = {k: v for k, v in DITTO.items() if k != "lr_decay"}
-    fit = fitted(lr_schedule=schedule, hyper=hyper, **unseen)
+    fit = fitted(lr_schedule="cosine", hyper=hyper, **unseen)
     mu, own = start_of(fit)
     for r in range(4):
-        mu = ditto_round(mu, own, FACTORS[schedule](r))
+        mu = ditto_round(mu, own, FACTORS["cosine"](r))
     state = oracle.on_host(fit.simulation.trim(fit.state))
     assert_same(state.server, mu)
     assert_same(state.clients[0], stacked(own))
@@ -330,20 +319,6 @@ def test_the_rates_that_decay_are_declared():
     assert not found & {"server_lr", "lr_psi", "lr_scale", "alpha", "lr_weights", "weight_decay"}
 
 
-@pytest.mark.slow
-def test_streamed_and_resumed_runs_with_a_schedule_are_the_run():
-    def run(place):
-        # To the bit on one device; the slow run has two.
-        plan = ExecutionPlan(clients_in=place, devices=1)
-        return fitted("fedavg", lr_schedule="cosine:warmup=1", cohort=3, plan=plan)
-
-    whole, streamed, again = run("device"), run("host"), run("device").simulation
-    np.testing.assert_array_equal(streamed.history["train_loss"], whole.history["train_loss"])
-    half, _ = whole.simulation.advance(whole.simulation.init([0]), 2)
-    _, history = again.advance(again.adopt(whole.simulation.trim(half)), 2)
-    np.testing.assert_array_equal(history["train_loss"], whole.history["train_loss"][:, 2:])
-
-
 def test_a_resumed_run_keeps_its_schedule_and_its_labels():
     """And grows by rounds only where the schedule does not depend on their number."""
     now = {name: to_json(resolve(RunConfig(lr_schedule=name))) for name in ("decay", "cosine", "exponential")}
@@ -372,9 +347,9 @@ def smoothed_gradient(logits, y, s):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("s", [0.0, 0.9])
-def test_smoothed_labels_are_of_training_and_not_of_scores(s):
+def test_smoothed_labels_are_of_training_and_not_of_scores():
     """One step of FedAvg on full batches is a step on the pooled loss."""
+    s = 0.9
     fit = fitted("fedavg", rounds=1, local_steps=1, label_smoothing=s, hyper={"lr": RATE, "weight_decay": 0.0})
     (mu, _), ends, losses, problem = start_of(fit), [], [], classification_problem()
     for x, y in oracle.train_data():

@@ -160,7 +160,7 @@ def map_oracle(method: str, formula, **given):
 PLAIN_SGD = {"choices": {"optimizer": "sgd:momentum=0"}}
 """Not the proximal step: the penalty is in the gradient."""
 ORACLES = {
-    "gaussian": map_oracle("map-gaussian", map_prior("gaussian"), kinds=("four", "full")),
+    "gaussian": map_oracle("map-gaussian", map_prior("gaussian"), kinds=("four",)),
     "gaussian, fitted": map_oracle(
         "map-gaussian", map_prior("gaussian", "fit", "mean"), options={"estimate": "fit", "scaling": "mean"}
     ),

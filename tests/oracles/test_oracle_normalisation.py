@@ -211,7 +211,6 @@ ORACLES = {
         batch_norm,
         ("the server's rate on statistics",),
         models=batch_models,
-        kinds=("uniform", "full"),
         **batch_norm_oracle(),
     ),
     "fedprox, batch": Oracle("fedprox", SGD | {"prox": 0.3}, batch_norm, models=batch_models, **batch_norm_oracle()),

@@ -160,7 +160,7 @@ def test_a_step(absent, method):
     check(absent, method, IN_STEPS)
 
 
-@pytest.mark.parametrize("method", some(GUARDED, ("fedprox",)))
+@pytest.mark.parametrize("method", some(GUARDED, ()))
 def test_an_example(absent, method):
     check(absent, method, SILOS)
 

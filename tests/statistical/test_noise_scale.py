@@ -55,7 +55,6 @@ def p_value(noise: np.ndarray, scale: float = 1.0) -> float:
     ("mechanism", "participation", "devices", "scale"),
     [
         pytest.param(Mechanism(Z, C), full(CLIENTS), 1, 1.0, id="central"),
-        pytest.param(Mechanism(Z, C), full(CLIENTS), 2, 1.0, id="central, two devices", marks=pytest.mark.slow),
         pytest.param(Mechanism(Z, C), poisson(CLIENTS, 0.5), 2, 1.0, id="central, Poisson", marks=pytest.mark.slow),
         pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), 2, 1.0, id="distributed"),
         # More uploads than are needed: more noise than is accounted.
