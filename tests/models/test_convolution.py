@@ -25,7 +25,7 @@ from jaxpfl.models.layers import dense
 from jaxpfl.models.rewriting import Exchanged, form
 from jaxpfl.support.errors import JaxpflWarning
 
-SHAPES = [(1, 28, 28, 3, 5, 6), (6, 12, 12, 4, 5, 16), (3, 9, 8, 2, 3, 4), (2, 7, 10, 1, 4, 3), (2, 5, 6, 2, 1, 3)]
+SHAPES = [(6, 12, 12, 4, 5, 16), (3, 9, 8, 2, 3, 4), (2, 7, 10, 1, 4, 3)]
 
 
 STRIDED = [
@@ -151,12 +151,11 @@ def test_conv_module_takes_the_parameters_of_flax(stride, padding, bias):
     module = layers.Conv(4, size=3, stride=stride, padding=padding, bias=bias)
     flax_module = nn.Conv(4, (3, 3), stride, padding=padding, use_bias=bias)
     x = jax.random.normal(jax.random.key(0), (5, 9, 8, 2))
-    variables = module.init(jax.random.key(1), x.transpose(3, 1, 2, 0))
-    assert jax.tree.structure(variables) == jax.tree.structure(flax_module.init(jax.random.key(1), x))
-    expected = flax_module.apply(variables, x)
-    np.testing.assert_allclose(
-        module.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0), expected, atol=1e-5
-    )
+    variables = jax.jit(module.init)(jax.random.key(1), x.transpose(3, 1, 2, 0))
+    assert jax.tree.structure(variables) == jax.tree.structure(jax.eval_shape(flax_module.init, jax.random.key(1), x))
+    expected = jax.jit(flax_module.apply)(variables, x)
+    got = jax.jit(module.apply)(variables, x.transpose(3, 1, 2, 0))
+    np.testing.assert_allclose(got.transpose(3, 1, 2, 0), expected, atol=1e-5)
 
 
 def pool_of_lax(x):
@@ -200,7 +199,7 @@ def test_value_and_gradients_are_those_of_the_plain_product(outputs, clients):
             value, pull = jax.vjp(product, x, kernel)
             return value, pull(g)
 
-        return (one if clients is None else jax.vmap(one))(x, kernel, g)
+        return jax.jit(one if clients is None else jax.vmap(one))(x, kernel, g)
 
     chex.assert_trees_all_close(pulled(dense), pulled(jnp.matmul), rtol=1e-5, atol=1e-6)
 

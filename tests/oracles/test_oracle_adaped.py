@@ -62,7 +62,6 @@ ORACLES = {
         rounds=3,
         seen=1e-5,
         kinds=("full",),
-        quick=True,
     ),
     "gate": Oracle(
         "adaped",

@@ -296,7 +296,7 @@ def test_no_weight_leaves_the_server_unchanged():
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(jnp.add, server, mean), server)
     assert Reduced((), (), jnp.int32(2)).mean() == ()
     # Not NaN: the division is guarded in front, not behind.
-    assert jax.grad(lambda w: trees.prefix_divide(jnp.zeros(2), w).sum())(0.0) == 0
+    assert jax.jit(jax.grad(lambda w: trees.prefix_divide(jnp.zeros(2), w).sum()))(0.0) == 0
 
 
 def test_the_mean_is_by_weight_not_by_count():
@@ -312,7 +312,7 @@ def test_prefix_weights():
     """A weight [k] divides the leading axis of every leaf below it (IFCA: an empty cluster stays)."""
     total = {"centers": {"w": jnp.ones((3, 2, 2)), "b": 6 * jnp.ones(3)}, "psi": jnp.array(5.0)}
     weight = {"centers": jnp.array([2.0, 0, 4]), "psi": jnp.array(0.0)}
-    got, expected = trees.prefix_divide(total, weight), np.array([0.5, 0, 0.25])
+    got, expected = jax.jit(trees.prefix_divide)(total, weight), np.array([0.5, 0, 0.25])
     np.testing.assert_array_equal(got["centers"]["w"], np.broadcast_to(expected[:, None, None], (3, 2, 2)))
     np.testing.assert_array_equal(got["centers"]["b"], 6 * expected)
     assert got["psi"] == 0

@@ -138,17 +138,18 @@ def test_cyclic_cohorts():
     ids, key = np.arange(100, 111), jax.random.key(3)
     scheme = of(11, 3, "cyclic")
     assert (scheme.cycle, scheme.capacity, scheme.expected_cohort) == (4, 3, 11 / 4)
-    cohorts = [np.asarray(scheme.rows(key, r, ids)) for r in range(8)]
+    rows_of = jax.jit(scheme.rows)
+    cohorts = [np.asarray(rows_of(key, r, ids)) for r in range(8)]
     for first in (0, 4):
         assert sorted(row for c in cohorts[first : first + 4] for row in c if row < 11) == list(range(11))
     for r in range(4):
         np.testing.assert_array_equal(cohorts[r], cohorts[r + 4])
-        turned = np.asarray(scheme.rows(key, r, ids[::-1].copy()))
+        turned = np.asarray(rows_of(key, r, ids[::-1].copy()))
         assert set(ids[::-1][turned[turned < 11]]) == set(ids[cohorts[r][cohorts[r] < 11]])
-    assert any((cohorts[0] != np.asarray(scheme.rows(jax.random.key(4), 0, ids))).tolist())
+    assert any((cohorts[0] != np.asarray(rows_of(jax.random.key(4), 0, ids))).tolist())
     some = of(1000, 50, "cyclic", cycle=4)
     assert some.rate == pytest.approx(0.2)
-    drawn = [np.asarray(some.rows(key, r, np.arange(1000))) for r in range(40)]
+    drawn = list(np.asarray(jax.jit(jax.vmap(some.rows, (None, 0, None)))(key, np.arange(40), np.arange(1000))))
     sizes = [(rows < 1000).sum() for rows in drawn]
     assert abs(np.mean(sizes) - 50) < 5.2 * np.sqrt(50 * 0.8 / 40)  # falsely outside with probability 2e-7
     turns = [set().union(*(rows[rows < 1000].tolist() for rows in drawn[t::4])) for t in range(4)]

@@ -48,7 +48,7 @@ def probability_of_high(monkeypatch, draw, epsilon: float, grid: np.ndarray) -> 
     uniforms = jnp.broadcast_to(jnp.asarray(grid, jnp.float32)[:, None], (len(grid), len(ODD)))
     with monkeypatch.context() as patch:
         patch.setattr(jax.random, "uniform", lambda key, shape, dtype: uniforms)
-        messages = np.asarray(draw(jnp.broadcast_to(jnp.asarray(ODD, jnp.float32), uniforms.shape)))
+        messages = np.asarray(jax.jit(draw)(jnp.broadcast_to(jnp.asarray(ODD, jnp.float32), uniforms.shape)))
     assert len(np.unique(messages)) <= 2
     return (messages > 0).mean(axis=0)
 

@@ -71,7 +71,7 @@ def counted(arrived: np.ndarray) -> np.ndarray:
     return values()[arrived & (np.arange(CLIENTS) != 2)]
 
 
-@pytest.mark.parametrize("clients", ["vmap", "2"])
+@pytest.mark.parametrize("clients", ["2", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_who_does_not_upload_does_not_count(clients):
     """Out of the cohort, dropped out, not finite, of weight zero; of the others none weighs more than another."""
     given = {"plan": ExecutionPlan(clients=clients, devices=1), "cohort": 8}
