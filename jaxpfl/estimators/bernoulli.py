@@ -1,12 +1,12 @@
 r"""Collaborative estimation of Bernoulli probabilities: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
 
-Let mu and v be the mean and variance of the population P. The optimal estimate gives the client's own share of ones
-:math:`\bar X_i` the weight a_i,
+Let mu and v be the mean and variance of the population P. For every P, the best linear estimate gives the client's own
+share of ones :math:`\bar X_i` the weight a_i:
 
 .. math:: \hat p_i = a_i \bar X_i + (1 - a_i) \mu, \qquad a_i = \frac{n_i v}{\mu (1 - \mu) + (n_i - 1) v}
 
-for every P. If P is a Beta distribution, the estimate is the posterior mean. The estimators in this module differ in
-how they obtain mu and v. A client's samples are numbers in {0, 1}, [n].
+If P is a Beta distribution, the estimate is the posterior mean. The estimators in this module differ in how they obtain
+mu and v. A client's samples are numbers in {0, 1}, [n].
 
 Under privacy (`split`, and `printed_private` for comparison) a client sends the paper's message (7),
 `privacy.local_dp.one_bit_unit`. The message takes one of two values, its mean is the encoded number in [0, 1], and the
@@ -49,7 +49,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Estimator by each client's own share of ones; clients send no messages."""
+    """Create the estimator that returns each client's own share of ones; clients send no messages."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -58,8 +58,9 @@ def local() -> Estimator:
 
 
 def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
-    """Estimator by the posterior mean under a known prior Beta(alpha, beta); clients send no messages.
+    """Create the estimator that returns posterior means under the known prior Beta(alpha, beta).
 
+    Clients send no messages.
     The mean squared error under this prior is exactly n / (alpha + beta + n) times the error of `local`.
 
     Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
@@ -77,7 +78,7 @@ def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
 
 
 def global_mean() -> Estimator:
-    """Estimator by the mean of all clients' shares, the same for every client."""
+    """Create the estimator that returns the mean of all uploaded shares for every client."""
     return Estimator(
         lambda key, shared, samples: (samples.mean, ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -86,7 +87,7 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Estimator that shrinks the client's own share towards mu; mu and v are estimated from the other clients' shares.
+    r"""Create the estimator that shrinks a client's own share towards mu, with mu and v from the other clients' shares.
 
     The variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where :math:`E\,p(1-p) = \mu(1-\mu) - v`. Hence
 
@@ -100,8 +101,8 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
     Args:
       printed: whether to use S2 as v, as in the paper, although this makes the weight too large.
-      variance: variance v of the population, if known. If no client has two samples, v cannot be estimated; without
-        ``variance``, all estimates are then the mean of all clients' shares.
+      variance: variance v of the population, if known. If no other client has two samples, v cannot be estimated;
+        without ``variance``, a client's estimate is then the mean of the other clients' shares.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:
@@ -173,7 +174,7 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""Private estimator with one bit per client, which encodes the client's share or an unbiased estimate of p_i^2.
+    r"""Create the private estimator with one bit per client, which encodes its share or an unbiased estimate of p_i^2.
 
     A fair coin decides for each client, with Z ones among n samples, whether its bit encodes the share :math:`Z/n` or
     :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The mean messages M1 and M2 of the two halves give :math:`\mu =
@@ -221,7 +222,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Theorem 4's private estimator as printed, in which Theorem 3's weight is computed from other clients' private
+    """Create Theorem 4's private estimator as printed: Theorem 3's weight is computed from other clients' private
     messages.
 
     This estimator is for comparison only. The variance of the messages is never below mu (1 - mu). The weight is

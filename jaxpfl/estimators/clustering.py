@@ -97,7 +97,9 @@ def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Run Lloyd's algorithm from several k-means++ starts; return the result with the smallest squared distances.
+    """Run Lloyd's algorithm from several k-means++ starts, and return the result with the smallest cost.
+
+    The cost is the sum of the points' squared distances from their nearest center.
 
     Args:
       scores: [m, starts, k] standard Gumbel variables, one row per point.
@@ -148,7 +150,8 @@ def noisy_lloyd(
 
     In each step the server adds N(0, 2 noise^2) to each cluster's number of points, and to each entry of the cluster's
     sum of points divided by the radius. The new center is the noisy sum divided by the noisy number, clipped to the
-    norm ``reach``. A center keeps its position if the noisy number is below twice the standard deviation of the noise.
+    norm ``reach``. A center keeps its position if the noisy number is at most twice the standard deviation of the
+    noise, or at most one half.
 
     Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
     zero. The memberships r of one client sum to one, so adding or removing a client changes all numbers and sums

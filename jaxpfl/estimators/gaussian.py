@@ -56,7 +56,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Estimator by each client's own mean; clients send no messages."""
+    """Create the estimator that returns each client's own mean; clients send no messages."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -65,7 +65,7 @@ def local() -> Estimator:
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
-    """Estimator by the mean of all messages, the same for every client."""
+    """Create the estimator that returns the mean of all messages for every client."""
     return Estimator(
         lambda key, shared, samples: (release.send(key, samples.mean), ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -74,7 +74,7 @@ def global_mean(release: Release = EXACT) -> Estimator:
 
 
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
-    r"""Estimator that combines a client's own mean and the mean of all messages with the optimal weight.
+    r"""Create the estimator that combines a client's own mean with the weighted mean M of all messages.
 
     The weight minimises the mean squared error. Without any messages, the estimate is the client's own mean.
 
@@ -130,7 +130,7 @@ def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) ->
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""James-Stein estimator for clients with equally many samples, which shrinks clients' means towards M:
+    r"""Create the James-Stein estimator, which shrinks clients' means towards M, for clients with equally many samples:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
@@ -198,7 +198,7 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
-    r"""Private estimator with one bit per client, which encodes the client's mean or the mean's square.
+    r"""Create the private estimator with one bit per client, which encodes the client's mean or the mean's square.
 
     This estimator is for one dimension. The variance of a two-valued message is a function of its mean, so bits that
     encode the clients' means carry no information about the variance of these means.

@@ -88,7 +88,9 @@ class Broadcast(NamedTuple):
 
 
 def personalized() -> Estimator:
-    """Estimator that combines a client's own mean and M with the optimal weight in every column; variances are learned.
+    """Create the estimator that combines a client's own mean with M in every column, with learned variances.
+
+    The weight minimises the mean squared error.
 
     Without any messages, the estimate is the client's own mean.
     """

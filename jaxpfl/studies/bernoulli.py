@@ -42,7 +42,7 @@ class BernoulliSettings(Settings):
     epsilon: float | None = within(None, checks.positive)
     """Pure local privacy of each client's message; none by default."""
     uploads: int | None = None
-    """K: number of clients that send; the others personalise as well. By default all send."""
+    """K: number of clients that send a message; the others are personalised too. By default all send."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -295,8 +295,9 @@ def estimate_file(
       level: probability level of the intervals.
 
     Raises:
-      JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if a sample is not 0
-        or 1; or if there are fewer than two clients, or no client has two samples.
+      JaxpflError: if the level is out of range; if a setting is out of range or does not apply to the user's own data;
+        if the file cannot be read; if a sample is not 0 or 1; or if there are fewer than two clients, or no client has
+        two samples.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "prior")

@@ -93,7 +93,7 @@ class GaussianPopulation(Settings):
 
     @property
     def bound(self) -> float:
-        """Clipping bound: on the norm of a message for d > 1 under local privacy, else on each entry."""
+        """Clipping bound: on the message's norm if d > 1, and on its only entry if d = 1."""
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
@@ -112,7 +112,7 @@ class GaussianSettings(GaussianPopulation):
     mean: float = 0.0
     """Population mean mu, in each dimension."""
     uploads: int | None = None
-    """K: number of clients that send; the others personalise as well. By default all send."""
+    """K: number of clients that send a message; the others are personalised too. By default all send."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -244,8 +244,8 @@ class GaussianOptions(OwnClients):
     """Your own clients; --client, and --value or --values, name its columns. With --epsilon, the values of
     --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
     covariates: tuple[str, ...] = ()
-    """Numeric columns of a long file on which the samples are regressed; clients are then normal about the regression
-    (the nested-error model of Battese, Harter and Fuller 1988)."""
+    """Numeric columns of a long file on which the samples are regressed; the clients' means are then normally
+    distributed about the regression (the nested-error model of Battese, Harter and Fuller 1988)."""
 
 
 def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
@@ -357,8 +357,8 @@ _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
     """Estimate the means of the clients in a file, column by column, with variances estimated from the file.
 
-    If epsilon is set, the settings' mechanism makes the messages private. sigma_theta, sigma_x, radius and the numbers
-    of samples must then be public knowledge.
+    If epsilon is set, there is also an estimate from messages that the settings' mechanism makes private. It uses the
+    settings' sigma_theta, sigma_x and radius, which must be public knowledge, as must the numbers of samples.
 
     Args:
       path: file to read.
@@ -367,8 +367,9 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
       level: level of the intervals.
 
     Raises:
-      JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if there are fewer
-        than two clients, or no client has two samples; or if every client's samples are identical in a column.
+      JaxpflError: if the level is out of range; if a setting is out of range or does not apply to the user's own data;
+        if the file cannot be read; if there are fewer than two clients, or no client has two samples; or if every
+        client's samples are identical in a column.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "dim", "mean")

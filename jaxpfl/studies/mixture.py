@@ -245,8 +245,9 @@ class Kinds(NamedTuple):
 
     Attributes:
       result: summary for the table and JSON. ``kinds`` is a list, ordered by the first column of the centers; each
-        entry has a ``share``, a ``center`` [d], the center's standard error ``stderr`` [d], and a number of
-        ``clients``. Further entries of the summary are ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
+        entry has a ``share``, a ``center`` [d], the center's standard error ``stderr`` [d] (None if the kind is
+        expected to have less than one sample), and a number of ``clients``. Further entries of the summary are
+        ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
       columns: columns of ``estimates.csv``, with an entry for each client.
       local, personalized: local and personalised means, [m, d].
       kind: index (from 0) of each client's most probable kind, [m].

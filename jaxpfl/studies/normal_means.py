@@ -93,25 +93,25 @@ class NormalMeansOptions(CsvTable):
     """File with a row per client: its name (--client), and the columns estimate,se, or successes,trials, or
     count,exposure."""
     prior: Family = "normal"
-    """Prior for your own estimates. For successes it is a Beta, for counts a Gamma distribution; npmle allows any
-    distribution for both."""
+    """Prior for your own estimates. Successes have a Beta prior and counts a Gamma prior, unless this is npmle, which
+    allows any distribution."""
     center: float | None = None
     """Center of that prior; by default learned, and 0 for scale-mixture."""
     components: int | None = None
     """Number of components of the prior; by default 41 for scale-mixture and 300 atoms for npmle."""
     covariates: tuple[str, ...] = ()
-    """Numeric columns on which your own estimates are regressed; clients are then normal about the regression (the area
-    model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts Gamma-distributed
-    about a log-linear regression."""
+    """Numeric columns on which your own estimates are regressed; the true means are then normally distributed about the
+    regression (the area model of Fay and Herriot 1979). Probabilities of success are Beta-distributed about a logistic
+    regression, and rates of counts Gamma-distributed about a log-linear regression."""
     groups: str | None = None
-    """Column that names the group of each client, such as a pupil's school; groups are then normal about an overall
-    mean, and clients about their group's mean."""
+    """Column that names the group of each client, such as a pupil's school; the groups' means are then normally
+    distributed about an overall mean, and the clients' means about their group's mean."""
     weights: str | None = None
-    """Numeric column of clients' weights in the fit of the prior, at least 0 and in any unit, such as populations; the
-    prior then describes the client of a random person. Risks are not weighted."""
+    """Numeric column of clients' weights in the fit of the prior, at least 0 and in any unit. With populations as
+    weights, the prior describes the client of a randomly chosen person. Risks are not weighted."""
     level: float = LEVEL
-    """Level of the intervals for your own clients; they integrate over a normal, Beta or Gamma prior, and treat any
-    other prior as known."""
+    """Level of the intervals for your own clients. They account for the uncertainty of a learned normal, Beta or Gamma
+    prior. With --center, --weights, another prior, or counts of over 100,000 clients, they treat the prior as known."""
 
 
 def mixture(truth: Truth) -> NormalMixture:
@@ -279,8 +279,9 @@ def read(
     Raises:
       JaxpflError: if the table has none of the pairs, or more than one; if no column has the clients' names; if a
         covariate, ``groups`` or ``weights`` is not the name of a column; if a column is used twice; if a cell is not a
-        finite number; if a standard error, a number of trials or an exposure is not positive; if a weight is negative;
-        if a name is empty (the message gives the line) or occurs twice; or if a client is the sum of all others.
+        finite number; if a standard error, a number of trials or an exposure is not positive; if successes, trials or
+        counts are not whole, or there are more successes than trials; if a weight is negative; if a name is empty (the
+        message gives the line) or occurs twice; or if one of at least three clients is the sum of all others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]

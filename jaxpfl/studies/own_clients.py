@@ -1,4 +1,4 @@
-"""Studies on the user's own clients: reading of a CSV file with named columns, held-out errors, tables and plots.
+"""Common parts of studies on the user's own clients: reading CSV files, held-out errors, tables and plots.
 
 All computations are in double precision. Single precision would lose small differences unless the data are centered,
 and centering them by a value computed from the data would violate the privacy of private estimates.
@@ -248,8 +248,12 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
 
 
 def _several(table: Table, text: str) -> list[str]:
-    """Names of the columns that ``text`` lists as names and ranges. A text that is one column's name may contain commas
-    and dots.
+    """Names of the columns that ``text`` lists, as names and ranges separated by commas.
+
+    A text that is itself the name of a column selects that column, even if it contains commas or dots.
+
+    Raises:
+      JaxpflError: if a name is not a column, or if no column is selected.
     """
     found: list[str] = []
     for part in [text] if text in table.names else text.split(","):
@@ -273,7 +277,7 @@ _MOST_FOLDS = 20
 """Largest number of folds. With fewer samples per client, each sample is a fold."""
 
 _LEAST_SAMPLES = 3
-"""Number of samples that at least one client must have for held-out scores; one training sample has no variance."""
+"""Number of samples that at least one client must have for held-out scores: a variance needs two training samples."""
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 NOT_OWN = "applies to simulated clients, not to --csv"
@@ -329,6 +333,9 @@ def summary(
       key: random key of the estimators.
       learned: posterior of each column.
       facts: further entries of the result, as JSON.
+
+    Raises:
+      JaxpflError: if two columns of ``estimates.csv`` would have the same name.
     """
     names, sizes = clients.names, np.asarray(data.mask.sum(axis=1))
     result: dict[str, Any] = {

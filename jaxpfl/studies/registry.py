@@ -34,7 +34,7 @@ _PAPERS = (
     "compression",
     "elections",
 )
-"""Studies that repeat papers' experiments, whose modules are in the benchmarks."""
+"""Studies that reproduce papers' experiments; their modules are in ``jaxpfl.benchmarks.studies``."""
 
 
 def get(name: str) -> Study:

@@ -1,4 +1,4 @@
-"""Tables and plots of studies: every estimator's error, exact error, and gain over local estimates."""
+"""Tables and plots for studies: every estimator's error, exact error if known, and gain over the local estimate."""
 
 from __future__ import annotations
 

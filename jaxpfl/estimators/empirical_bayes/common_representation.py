@@ -49,8 +49,9 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation: the k leading eigenvectors of sum_i b_i b_i', and a noise variance of half of y's
-    variance.
+    """Initial representation, in which signal and noise each have half of the mean square of y.
+
+    The basis consists of multiples of the k leading eigenvectors of sum_i b_i b_i'.
 
     Args:
       messages: messages of all clients, leaves [m, ...].

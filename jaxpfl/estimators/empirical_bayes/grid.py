@@ -49,8 +49,8 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
       w: weights of the clients, [m], with sum one; by default equal.
 
     Returns:
-      The components' weights [K], with sum one, and the slack [], an upper bound on the difference between the largest
-      mean log likelihood and the mean log likelihood of these weights.
+      The components' weights [K], with sum one, and the slack [], an upper bound on how far the mean log likelihood of
+      these weights is below its maximum.
     """
     m, count = log_density.shape
     w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w

@@ -9,9 +9,8 @@ interval's endpoints are quantiles of the mixture.
 
 - The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`.
   This prior is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho /
-  \mu`, the
-  prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on populations in
-  which nearly all p_i are zero.)
+  \mu`, the prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on
+  populations in which nearly all p_i are zero.)
 - The prior of mu is :math:`1 / \mu` for the lower endpoint and :math:`1 / (1 - \mu)` for the upper endpoint. For rho =
   0 these priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
 

@@ -173,8 +173,8 @@ class NormalMeans(NamedTuple):
         prior, the shrinkage is s^2 / (s^2 + t^2). The shrinkage is negative where the posterior mean changes faster
         than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: upper bound on the difference between the largest mean log likelihood per client, over weights on the grid,
-        and the mean log likelihood of the fit, []; zero for priors without a grid.
+      slack: upper bound on how far the mean log likelihood per client is below its maximum over weights on the grid,
+        []; zero for priors without a grid.
       labels: the clients' labels, if the data came in a data frame.
     """
 
@@ -231,7 +231,7 @@ class NormalMeans(NamedTuple):
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors of any clients under a known prior, also of clients that took no part in the prior's fit."""
+    """Posteriors of any clients under a known prior. The clients need not have taken part in the prior's fit."""
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)

@@ -157,8 +157,8 @@ class AtomRates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, [].
-      slack: upper bound on the difference between the largest mean log likelihood per client, over weights on the grid,
-        and the mean log likelihood of the fit, [].
+      slack: upper bound on how far the mean log likelihood per client is below its maximum over weights on the grid,
+        [].
       labels: labels of the clients, if the data came in a data frame.
     """
 

@@ -76,7 +76,7 @@ class UnitMeans(NamedTuple):
       p_value: probability of a ratio at least as large if clients do not differ, []: half the tail probability of a
         chi-square with one degree of freedom, which is accurate for many clients. It is 1 if sigma_v = 0 maximises the
         likelihood.
-      labels: the clients' names.
+      labels: the clients' names; None if the number of clients was given.
     """
 
     size: Array

@@ -1,7 +1,8 @@
 """Settings, users and table rows of the histogram study. Each row is for one method, with or without privacy.
 
 Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into clients, validation
-users and unseen users.
+users and unseen users. Fine-tuning moves a user's estimate from a shared center towards the user's own histogram;
+lambda is the weight of the center. In the rows "by m_u", a user with m_u tokens has lambda = ``alpha / (alpha + m_u)``.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ class HistogramSettings(Settings):
     spread: float = within(1.0, minimum(0))
     """Standard deviation of the logarithms of synthetic centers about Zipf's law."""
     samples: int = within(500, checks.count)
-    """m: tokens of a synthetic user; with --samples-spread, their median."""
+    """m: number of tokens of each synthetic user; with --samples-spread, the median number."""
     samples_spread: float = within(0.0, minimum(0))
     """Standard deviation of the logarithm of a synthetic user's number of tokens."""
     least_tokens: int = within(100, checks.count)
-    """Real users with fewer tokens are left out; the default is lowered if too few users have so many."""
+    """Real users with fewer tokens are left out; the default is lowered if too few users would remain."""
     train_share: float = 0.5
     """Share of a real user's tokens used for estimation; the others score the estimates."""
     validation: float = within(0.2, minimum(0))
-    """Share of the users on which lambda and alpha are tuned."""
+    """Share of the users on which the amount of fine-tuning (lambda or alpha) is tuned."""
     unseen: float = within(0.1, minimum(0))
     """Share of users that no method sees, and that are scored separately."""
     block: int = within(histogram.BLOCK, checks.count)
@@ -92,9 +93,9 @@ class HistogramSettings(Settings):
     candidates: int = within(200, checks.count)
     """Number of candidate tokens of private DimRed, the most frequent by the private mean; all if there are fewer."""
     lam: float | None = None
-    """lambda of fine-tuning; by default tuned on the validation users."""
+    """lambda: weight of the shared center in fine-tuning; by default tuned on the validation users."""
     epsilon: tuple[float, ...] = within((1.0, 3.0, 8.0, 15.0), checks.positive, empty=True)
-    """Epsilon per user, one table column each; it covers all releases behind a row."""
+    """Values of epsilon per user, one table column each; epsilon covers all releases that a row uses."""
     delta: float = within(1e-10, checks.probability)
     """delta for each epsilon."""
     private_clusters: int | None = within(None, checks.count)
@@ -152,7 +153,8 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
       The settings, and the new values of the reduced settings by name.
 
     Raises:
-      JaxpflError: if a setting that differs from its default is too large for the data, or if there are too few users.
+      JaxpflError: if a setting that differs from its default is too large for the data, if ``floor`` is not below
+        1 / d, or if there are too few users.
     """
     taken: dict[str, Any] = {}
 
@@ -334,10 +336,9 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """Table rows for each method's centers: the personalisation, and the tuned lambda or alpha (NaN if neither is
-    tuned).
+    """Table rows for each method's centers: the personalisation, and its lambda or alpha (NaN if it has neither).
 
-    Each row's lambda or alpha is tuned only on the validation users.
+    Each row's lambda or alpha is tuned only on the validation users, unless the settings give lambda.
     """
     s, rows = given.floor, {}
     none = jnp.asarray(jnp.nan)
@@ -401,7 +402,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Scores of a row: mean loss, mean loss of unseen users, tuned lambda or alpha, each user's loss [blocks, c]."""
+    """Scores of a row: mean loss, mean loss of unseen users, lambda or alpha, and each user's loss [blocks, c]."""
 
     loss: Array
     unseen: Array
@@ -507,7 +508,7 @@ def private_centers(
 def all_private_centers(
     key: Key, users: Users, noise: Noise, choices: Mapping[str, Choice], given: HistogramSettings
 ) -> dict[str, Array]:
-    """Centers by every private method, and by Algorithm 3 as printed, whose start is not private."""
+    """Centers from every private method, and from Algorithm 3 as printed, whose initial centers are not private."""
     made = {name: private_centers(name, key, users, noise.alone, choices[name], given) for name in PRIVATE_METHODS}
     own = numbered(named(key, ALGORITHM_3, given), *noise)
     of_start, of_printed = jax.random.split(own)

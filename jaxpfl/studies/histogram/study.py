@@ -97,8 +97,11 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
       the column's FedAvg + FT in the same runs; its half widths are given over runs, and over users (with each user's
       loss averaged over runs).
     - ``best``: name of the row that `export` writes, by column.
-    - ``privacy``: privacy statement of each method, by column. ``floor``: floor of the estimates. ``users``: numbers of
-      users by group. ``printed``: the paper's table.
+    - ``privacy``: privacy statement of each method, by column.
+    - ``floor``: floor of the estimates.
+    - ``users``: numbers of users by group. ``tokens_per_user``: smallest, median and largest number of tokens of a
+      client.
+    - ``printed``: the paper's table.
     - ``followed_the_data``: settings that `methods.follow` reduced.
     - ``misclustering``: result of `misclustering`; only for synthetic users.
 
@@ -170,8 +173,8 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
     The function `exported` names the table row. The file's arrays are ``users`` [n], ``vocabulary`` [d], ``histograms``
     [n, d] float32, ``centers`` [k, d], ``cluster`` [n] (each user's nearest center), and ``lam``.
 
-    If ``epsilon``, a value in the settings, is given, the centers are private. A user's histogram is never private, and
-    is for that user only.
+    With ``epsilon``, which must be one of the settings' values, the centers are private. A user's histogram is never
+    private, and is for that user only.
     """
     given, column = made.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
