@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep.results import UNFINISHED, select, summarize
+from jaxpfl.runs.sweep.results import UNFINISHED, best_sheet, select, summarize
 from jaxpfl.runs.sweep.sweep import caveats
 
 SEEDS = (0, 1, 2)
@@ -59,6 +59,14 @@ def test_the_best_is_that_of_the_selection_with_its_row_s_numbers():
     assert best["level_with"] == []
     for name in ("validation_accuracy", "personalized_accuracy", "seeds"):
         assert best[name] == found["rows"][1][name]
+
+
+@pytest.mark.parametrize(("constant", "words"), [(0.31, "31.00; local does not beat it"), (0.29, "29.00"), (None, "")])
+def test_the_constant_predictor_stands_beside_the_best_settings(constant: float | None, words: str):
+    metrics = {} if constant is None else {"constant_accuracy": constant}
+    records = [dataclasses.replace(own, metrics={**own.metrics, **metrics}) for own in RECORDS]
+    note = best_sheet(summary(records)).note
+    assert f"constant predictor: {words}; tries" in note if words else "constant" not in note
 
 
 def test_validation_is_over_the_seeds_of_the_search_and_test_over_all():

@@ -439,7 +439,10 @@ def measure(
     if simulation.attackers is not None:  # attackers have no scores, so they must not count as undefined
         examples = np.where(simulation.attackers, 0, examples)
     others = [other for other in task.metrics if other not in (headline.name, "loss")]
-    name, own = headline.name, headline.personalized
+    name, own, constant = headline.name, headline.personalized, None
+    if experiment.constant is not None:
+        unscored = np.isnan(scores["after"][name]).all(axis=0)  # such as attackers
+        constant = _mean(np.where(unscored, np.nan, experiment.constant[1]))
     for i in range(len(loss)):
         after = over_clients(scores["after"][name][i], lower=headline.lower, sizes=sizes, root=is_root(task, name))
         sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
@@ -454,6 +457,7 @@ def measure(
             "personalized_loss": _mean(scores["after"]["loss"][i]),
             f"personalized_before_{name}": _mean(scores["before"][name][i]),
             f"global_{name}": _mean(scores["global"][name][i]) if "global" in scores else None,
+            f"constant_{name}": constant,
             "train_loss": loss[i],
             "bytes_up": sent,
             "bytes_down": down * counts.participations[i].sum(),

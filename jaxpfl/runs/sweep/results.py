@@ -408,6 +408,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     """Return the table of each method's best setting on each problem; each problem's best test score is bold."""
     best, rows, headline = choices_of(summary), [], stored_headline(summary)
     problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
+    constants, unbeaten = dict[str, None](), ""
     for i, method, own in best:
         chosen = own["settings"]
         words = f"none: {own['reason']}" if chosen is None else setting_words(chosen, method) or "-"
@@ -416,6 +417,13 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         ]
         scores = headline.number(own[headline.validation]), _spread(own[headline.personalized], headline)
         rows.append((method, words, *scores, str(own["seeds"]), str(own["tries"]), *_times(ours)))
+        of_chosen = [row["metrics"] for row in ours if chosen is not None and row["settings"] == problems[i] | chosen]
+        constant = next((found.get(f"constant_{headline.name}", {}).get("mean") for found in of_chosen), None)
+        mean = own[headline.personalized]["mean"]
+        if constant is not None and mean is not None:
+            constants[headline.number(constant)] = None
+            if headline.better(mean - constant) <= 0:
+                unbeaten += f"; {method} does not beat it"
     bold: set[tuple[int, int]] = set()
     for problem in {problem for problem, _, _ in best}:
         means = {i: one[2][headline.personalized]["mean"] for i, one in enumerate(best) if one[0] == problem}
@@ -424,6 +432,8 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
             bold |= {(i, 3) for i, mean in means.items() if headline.number(mean) == headline.number(top)}
     note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
+    if constants:
+        note += f"; constant predictor: {', '.join(constants)}{unbeaten}"
     note += "; tries: settings to choose from; compile, run: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
