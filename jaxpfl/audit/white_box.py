@@ -243,7 +243,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
 
 
 def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
-    """Recover from the adapted C the noisy count of norms up to C, centred as in `_exact_sum`, [S, 1]."""
+    """Recover from the adapted C the noisy value of the entry `_COUNT` of `_exact_sum`, [S, 1]."""
     rate, quantile = subject.mechanism.quantile_lr, subject.mechanism.quantile
     assert quantile is not None
     adapted = np.asarray(only(Guarded, server).clipping_norm, np.float64)

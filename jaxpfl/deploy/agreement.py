@@ -37,8 +37,8 @@ class Agreement:
       example: shapes of one example's input and label (`jax.ShapeDtypeStruct`).
       num_clients: number m of clients.
       scaling: scaling of the inputs; None if they are used as they are.
-      seed: seed of the simulation that the deployment repeats, for checks only, because anyone with the seed can
-        compute all clients' random numbers. If None, the server and each node draw their keys from the operating
+      seed: seed of the simulation that the deployment reproduces. Use it for checks only, because anyone with the seed
+        can compute all clients' random numbers. If None, the server and each node draw their keys from the operating
         system.
 
     Raises:

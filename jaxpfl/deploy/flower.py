@@ -67,7 +67,7 @@ def client_app(package: Path, load: Callable[[dict[str, Any]], Mapping[str, Any]
     """Make the ClientApp of a node.
 
     The node's configuration (``--node-config``) identifies the client by ``partition-id`` (its number, from 0) or by
-    ``client`` (its name). Its entry ``folder`` is the folder in which the node stores its state.
+    ``client`` (its name). The entry ``folder`` names the folder in which the node stores its state.
 
     Args:
       package: folder of the app's package.
@@ -176,9 +176,12 @@ def conduct(
       round_seconds: seconds to wait for the nodes' answers to a message.
       output: folder for the results; "" to write none.
 
+    Returns:
+      The server after the last round.
+
     Raises:
-      JaxpflError: if too few clients join, if two nodes claim to be the same client, or if a node has another version
-        of jaxpfl.
+      JaxpflError: if too few clients join; or if, before the first round, a node answers with an error, two nodes claim
+        to be the same client, or a node has another version of jaxpfl. Later, such a node is left out.
     """
     m, spec = agreement.num_clients, agreement.spec
     nodes: dict[int, int] = {}  # client id -> node id
@@ -188,7 +191,7 @@ def conduct(
     begun = False
 
     def meet() -> list[int]:
-        """Ask each new node which client it is, and return the ids of these clients."""
+        """Ask each new node which client it is, and return the ids of the clients that joined."""
         new, here = [], set(online())
         answers = exchange("query", {node: ({}, {}) for node in here - met}, round_seconds)
         for node, (offer, _) in sorted(answers.items(), key=lambda pair: str(pair[1][0].get("client"))):

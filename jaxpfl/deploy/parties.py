@@ -1,8 +1,8 @@
 """The two parties of a deployment: the `Node` of each client, and the `Hub`, which is the server.
 
-Node and hub call the functions of a simulated round, with the same random keys and contexts. A node's examples and
-state never leave the node. All messages are dictionaries of NumPy arrays, numbers and texts, so that any transport can
-carry them.
+Node and hub call the functions of a simulated round. With a seed in the agreement, they also use the same random keys.
+A node's examples and state never leave the node. All messages are dictionaries of NumPy arrays, numbers and strings, so
+that any transport can carry them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jaxpfl.support.errors import JaxpflError
 Arrays = Mapping[str, np.ndarray]
 """An encoded pytree (`encode`), or several arrays by name."""
 Parcel = tuple[Mapping[str, Any], Arrays]
-"""Content of a message: numbers and texts by name, and arrays by name."""
+"""Content of a message: numbers and strings by name, and arrays by name."""
 
 
 class Node:

@@ -1,12 +1,13 @@
 r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I), P(theta_i = mu_l) = p_l, k centers.
 
+If the probabilities p and the centers mu are known, the optimal estimate is (Theorem 6)
+
 .. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
-is the optimal estimate for known probabilities p and centers mu (Theorem 6). If p and mu are unknown, they are fitted
-to the clients' messages. `em` fits them in one round, and `private` does so under central differential privacy.
-`alternating` is the paper's algorithm, which clusters estimates that are already in the convex hull of the centers. The
-error of `alternating` may therefore increase with every round.
+If p and mu are unknown, they are fitted to the clients' messages. `em` fits them in one round, and `private` does so
+under central differential privacy. `alternating` is the paper's algorithm, which clusters estimates that are already in
+the convex hull of the centers. The error of `alternating` may therefore increase with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """
@@ -66,7 +67,7 @@ def posterior_mean(at: Mixture, own: Local) -> Array:
 
 
 def discrete_posterior(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Estimator by Theorem 6 with known probabilities and centers; clients send no messages.
+    """Create the estimator of Theorem 6, with known probabilities and centers; clients send no messages.
 
     Implements: Ozkara et al. 2023, Theorem 6.
     """
@@ -88,7 +89,7 @@ def em(
     floor: Scalar = 1e-6,
     reach: Scalar = jnp.inf,
 ) -> Estimator:
-    """Estimator by EM in one round: clients send their means, and the server fits the centers and their probabilities.
+    """Create the estimator with one round in which the server fits centers and probabilities to clients' means by EM.
 
     EM starts from the best of several runs of k-means++ with Lloyd's algorithm. If the release quantises the means or
     makes them locally private, EM takes the added variance into account, and costs no further privacy.
@@ -150,10 +151,10 @@ def fit(
 def alternating(
     components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
 ) -> Estimator:
-    """Estimator by Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
+    """Create the estimator of Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
 
     In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
-    the messages anew in every round, by k-means. Every round releases a message of every client.
+    the messages anew in every round, by k-means. Every round releases one message per client.
 
     Implements: Ozkara et al. 2023, Algorithm 3.
     """
@@ -181,7 +182,7 @@ def private(
     reach: Scalar | None = None,
     soft: bool = False,
 ) -> Estimator:
-    """Estimator with one round, in which a trusted server fits the mixture under central differential privacy.
+    """Create the estimator with one round in which a trusted server fits the mixture with central differential privacy.
 
     The server receives the clients' means, and publishes only centers and probabilities, computed by Lloyd's algorithm
     with noisy sums (`clustering.noisy_lloyd` states the guarantees). The initial centers do not depend on the data.

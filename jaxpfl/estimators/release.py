@@ -40,7 +40,7 @@ EXACT = Release(lambda key, mean: mean, 0.0, 32)
 
 
 def quantized(b: Scalar, bits: int) -> Release:
-    """Clip entries to [-b, b] and round them randomly to k bits (`compression.quantizers`).
+    """Clip entries to [-b, b] and round them randomly to k bits (`jaxpfl.uploads.compression.quantizers`).
 
     Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (23).
     """

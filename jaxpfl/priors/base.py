@@ -72,7 +72,7 @@ class Prior(NamedTuple):
     Implements: Ozkara et al. 2023, equation (8); Ozkara et al. 2023, equation (9).
 
     Attributes:
-      init: function ``theta -> gamma`` that returns the initial parameters, centred on a model and with the prior's
+      init: function ``theta -> gamma`` that returns the initial parameters, centered on a model and with the prior's
         initial scale.
       center: function ``gamma -> theta`` that returns the population's center, the initial model of a client.
       penalty: function ``(gamma, theta, on) -> []`` that returns minus the log density of theta, including the full

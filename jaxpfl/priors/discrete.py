@@ -30,7 +30,7 @@ class Discrete(NamedTuple):
 def responsibilities(p: Array, losses: Array) -> Array:
     """Responsibilities ``r_l`` [k] of the centers for one client.
 
-    They are computed as the softmax of ``log p - losses``, because exp of minus a sum of hundreds of losses underflows.
+    They are computed as the softmax of ``log p - losses``, because ``exp(-f)`` underflows for a sum f of many losses.
 
     Args:
       p: probabilities of the centers, [k].

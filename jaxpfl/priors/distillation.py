@@ -6,9 +6,9 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 Here ``a`` are the logits of the personal model theta (the student), ``b`` are the logits of the global model mu (the
 teacher), and psi is the scale.
 
-The first term, log(2 psi) / 2, replaces the density's true log normaliser. To define the latter, consider the density
-proportional to exp(-f / (2 psi)) of the class probabilities q_x that theta predicts for n examples x, with the uniform
-measure on the simplex for each q_x. Its log normaliser is
+The first term, log(2 psi) / 2, replaces the density's true log normaliser. To define that normaliser, let q_x be the
+class probabilities that theta predicts for an example x. For n examples, let the joint density of all q_x be
+proportional to exp(-f / (2 psi)), relative to the uniform measure on the simplex for each q_x. Its log normaliser is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}

@@ -2,17 +2,17 @@ r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along th
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-This is the Z step of Zhao et al. (section IV-B), with the objective scaled by the learning rate eta, if s = eta lam,
-where lam is the penalty's weight, and y_i = z_i - eta g_i / N, where g_i is the gradient of client i of N. Let W = ZQ
-be the differences along the edges, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and rho the
-penalty, both scaled by eta. The iteration is
+With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), whose objective is
+multiplied by the learning rate eta. Here lam is the weight of the penalty, and g_i the gradient of client i of N. Let W
+= ZQ be the differences along the edges, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and
+rho the penalty parameter of ADMM, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
 which is repeated until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y.
-For a large s, every client's solution is the mean of y over its connected component.
+If s is large enough, every client's solution is the mean of y over its connected component.
 
 The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
 any rho by two matrix products. The decomposition is therefore reused in all rounds, for all settings of a sweep and
@@ -21,7 +21,8 @@ the first half of the steps, rho is doubled or halved if one residual is more th
 2011, section 3.4.1).
 
 If p = 2 and the dimension d exceeds N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis
-preserves norms, and its span contains the minimiser. A step then costs N / d of a step in the original coordinates.
+preserves norms, and its span contains the minimiser. A step then costs N / d times as much as in the original
+coordinates.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ Direction: TypeAlias = Literal["printed", "objective"]
 
 
 class Clustering(NamedTuple):
-    """Floored centers [k, d], numbers of users per center [k], and the objective (3) per user in each round [T].
+    """Floored centers [k, d], numbers of users per center [k], and the objective in each round [T].
 
-    The numbers of users belong to the assignment from which the centers were computed. The objective is evaluated at
-    the start of each round.
+    The numbers of users belong to the assignment from which the centers were computed. The objective is divided by the
+    number of users, and evaluated at the start of each round.
     """
 
     centers: Array
@@ -222,8 +222,8 @@ def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Arra
     """Add symmetric noise to a second moment: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
 
     Formal guarantees: this is a Gaussian mechanism with noise multiplier z under add-or-remove-one of a user, if every
-    V_u is clipped to the norm B, and the mean and the candidates are private or public. Indeed |V V^T|_F = |V|^2 <=
-    B^2, and the norm of the entries on and above the diagonal is no larger.
+    V_u is clipped to the norm B, and the mean and the candidates are private or public. The reason is that |V V^T|_F =
+    |V|^2 <= B^2, and that the norm of the entries on and above the diagonal is no larger.
     """
     upper = jnp.triu(add_gaussian(key, moment, noise * radius**2, "second moment"))
     return upper + jnp.triu(upper, 1).T

@@ -125,7 +125,7 @@ def around(centers: Array, alpha: Scalar) -> Mixture:
 
 
 def posterior(mixture: Mixture, floor: Scalar) -> Personal:
-    """Make the function that estimates a user by the posterior mean: the Bayes estimate if the mixture is the truth.
+    """Make the function that returns users' posterior means: the Bayes estimates if users are drawn from the mixture.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
     """
@@ -140,7 +140,7 @@ def posterior(mixture: Mixture, floor: Scalar) -> Personal:
 
 
 def empirical_bayes(mixture: Mixture, centers: Array, floor: Scalar) -> Personal:
-    """Make the function that estimates a user by the posterior mean within the nearest center's cluster."""
+    """Make the function that returns users' posterior means, given that a user belongs to the nearest center."""
 
     def personal(block: Users, q: Array) -> Array:
         a = mixture.a[nearest(q, centers)]

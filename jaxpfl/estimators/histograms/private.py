@@ -233,7 +233,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     Args:
       noisy: noisy shares, [d].
       stddev: standard deviation of the noise, [] or [d], positive.
-      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
+      floor: lower bound s on a share, before the shares are normalised (`floored`).
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2

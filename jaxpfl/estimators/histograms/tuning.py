@@ -38,17 +38,19 @@ def size_weight(alpha: Scalar) -> Weight:
 
 
 def local(floor: Scalar) -> Personal:
-    """Make the function that estimates each user by the user's own histogram, floored."""
+    """Make the function that returns users' own histograms, floored."""
     return lambda block, q: floored(q, floor)
 
 
 def nearest_center(centers: Array) -> Personal:
-    """Make the function that estimates each user by the nearest of the centers [k, d], without fine-tuning."""
+    """Make the function that returns the nearest of the centers [k, d] for each user, without fine-tuning."""
     return lambda _, q: centers[nearest(q, centers)]
 
 
 def between(centers: Array, steps: int = 30) -> Personal:
-    r"""Personalise by a convex combination of the centers [k, d]; each user fits the weights to its own counts.
+    r"""Make the function that returns a convex combination of the centers [k, d] for each user.
+
+    Each user fits the weights to its own counts.
 
     The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates, with the user's
     histogram :math:`\hat Q_u`,
@@ -72,7 +74,7 @@ def between(centers: Array, steps: int = 30) -> Personal:
 
 
 def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
-    """Fine-tune: interpolate between a user's estimate by ``point`` and the user's own histogram."""
+    """Make the function that interpolates between the estimates of ``point`` and the users' own histograms."""
 
     def personal(block: Users, q: Array) -> Array:
         share = weight(block.size)[:, None]
@@ -82,12 +84,15 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Fine-tune the nearest of the centers [k, d]; weight 1 gives the center, and weight 0 the user's own histogram."""
+    """Make the function that fine-tunes the nearest of the centers [k, d].
+
+    Weight 1 gives the center, and weight 0 the user's own histogram.
+    """
     return toward(nearest_center(centers), weight, floor)
 
 
 def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
-    """Fine-tune a convex combination of the centers [k, d] (`between`) towards the user's own histogram."""
+    """Make the function that fine-tunes a convex combination of the centers [k, d] (`between`)."""
     return toward(between(centers, steps), weight, floor)
 
 

@@ -38,7 +38,7 @@ Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
   the norms in the round.
 
 Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (``total / weight``). Instead
-of :math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the centre of the
+of :math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the center of the
 cohort's :math:`\Delta_i`, in the form of an upload from one client with weight 1.
 
 Weights. Clients report their own weights, and an attacker could report any weight. All clients are therefore weighted
