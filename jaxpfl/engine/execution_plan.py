@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxpfl.algorithms.parts import linear_kernel
 from jaxpfl.core import full_precision
 from jaxpfl.core.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
 from jaxpfl.models.rewriting import Form
@@ -25,6 +26,7 @@ _CACHE_BYTES = 256 * 1024  # bytes of parameters of a block of clients that fit 
 _LARGEST_BLOCK = 128  # a CPU gains nothing from more clients in one operation
 _MOST_DEALT = 64  # with at most so many clients per device, moving states costs less than an uneven cohort (benchmarks)
 _MOST_DEVICES = sys.maxsize  # largest number of devices that ``auto`` uses
+_GPUS = "gpu", "cuda", "rocm"
 _QUICK = MappingProxyType({"xla_gpu_enable_triton_gemm": False})  # XLA neither builds nor times Triton's products
 # Client-steps times bytes of a model up to which ``auto`` compiles quickly. On an H200, quick saves 20 s of compiling
 # and costs a step of the papers' CNN (174 KiB) .2 us (FedAvg) to .45 us (AdaPeD): as much in 4e7 to 1e8 steps.
@@ -80,6 +82,11 @@ class ExecutionPlan:
     compiling is faster and rounds are a few percent slower; full is XLA's own search. auto chooses quick for runs with
     little predicted work. Other devices ignore this setting. A resumed run keeps its choice."""
 
+    linear: Literal["auto", "kernel", "plain"] = setting("auto", kind=_choice("auto", "kernel", "plain"))
+    """Form of plain SGD on the registered model linear: kernel runs all local steps of a client in one GPU kernel,
+    which reads the client's data once; plain runs step by step. auto chooses the kernel for several clients at a time
+    on a GPU. A CPU interprets the kernel, for tests. Training that the kernel does not support has the plain form."""
+
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
     the device while the previous round computes); or disk (like host, but with the states in memory-mapped files). auto
@@ -116,6 +123,7 @@ class Resolved(NamedTuple):
       share_bytes: bytes of one client's model on each device.
       tuning: kind of search for fast matrix products, and the reason for this choice; None if there is nothing to
         choose, as on a CPU, or if the length of the run is unknown.
+      linear: form of a linear model's local SGD, and the reason; None for other models.
     """
 
     block: int
@@ -130,6 +138,7 @@ class Resolved(NamedTuple):
     model_shards: int = 1
     share_bytes: int = 0
     tuning: tuple[str, str] | None = None
+    linear: tuple[linear_kernel.Form, str] | None = None
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -151,6 +160,7 @@ def resolve(
     model_bytes: int,
     share_bytes: int | None = None,
     layers: bool = False,
+    linear: bool = False,
     platform: str | None = None,
     client_steps: float | None = None,
 ) -> Resolved:
@@ -167,6 +177,7 @@ def resolve(
       share_bytes: bytes of one client's model on each device, if several devices share the model; ``model_bytes`` by
         default.
       layers: whether the model has convolutions or pools whose form can be chosen.
+      linear: whether the model is linear, so that the form of its local SGD can be chosen.
       platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
         present platform unless given.
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
@@ -228,7 +239,10 @@ def resolve(
         reasons = (*reasons, why_form)
     matmul, lowered = _precision_of(plan, backend)
     return Resolved(block, devices, even, vmap_runs, reasons, form=form, matmul=matmul, lowered=lowered)._replace(
-        model_shards=shards, share_bytes=share_bytes, tuning=tuning_of(plan, backend, model_bytes, client_steps)
+        model_shards=shards,
+        share_bytes=share_bytes,
+        tuning=tuning_of(plan, backend, model_bytes, client_steps),
+        linear=_linear_of(plan, backend, block) if linear else None,
     )
 
 
@@ -268,7 +282,7 @@ def tuning_of(
     plan: ExecutionPlan, backend: str, model_bytes: int, client_steps: float | None
 ) -> tuple[str, str] | None:
     """Value of `Resolved.tuning`; the arguments are those of `resolve`."""
-    if backend not in ("gpu", "cuda", "rocm"):
+    if backend not in _GPUS:
         return None if plan.tuning == "auto" else ("XLA's own", f"a {backend} has no other")
     if plan.tuning != "auto":
         return plan.tuning, "as given"
@@ -278,6 +292,18 @@ def tuning_of(
     if client_steps * model_bytes <= _QUICK_WORK:
         return "quick", f"{work}: less time is lost in slower products than saved in compiling"
     return "full", f"{work}: faster products save more time than their search takes"
+
+
+def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_kernel.Form, str]:
+    """Value of `Resolved.linear`."""
+    gpu = backend in _GPUS
+    if plan.linear == "plain":
+        return "plain", "as given"
+    if plan.linear == "kernel":
+        return ("kernel", "as given") if gpu else ("interpreted", f"as given; a {backend} has no such kernels")
+    if gpu and block > 1 and plan.model_shards == 1:
+        return "kernel", "the clients' data are read once, and no step launches operations"
+    return "plain", "for one client at a time" if gpu else f"a {backend} has no such kernels"
 
 
 def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
@@ -293,6 +319,9 @@ def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """Platforms for which a program can be lowered."""
+
+
+_LINEAR = {"kernel": "all steps in one kernel", "interpreted": "one interpreted kernel", "plain": "step by step"}
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
@@ -313,6 +342,9 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     if resolved.model_shards > 1:
         part = f"{readable(resolved.share_bytes)} of it on each; arrays are cut along their largest divisible dimension"
         rows.append(("a client's model", f"in parts on {resolved.model_shards} devices", part))
+    if resolved.linear is not None:
+        form, why = resolved.linear
+        rows.append(("SGD of the linear model", _LINEAR[form], why))
     if resolved.tuning is not None:
         rows.append(("tuning of products", *resolved.tuning))
     return rows if resolved.lowered is None else [*rows, ("precision of products", *resolved.lowered)]

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxpfl.algorithms.parts import linear_kernel
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
@@ -195,11 +196,17 @@ class Programs:
             one = make_evaluate(algorithm, of.task, plan, split=name)
         chosen = self.execution if name == "advance" else of.scoring
         runs = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
-        return traced_as(runs, chosen.form, chosen.matmul, apart=of.placement.model is not None)
+        more = {"apart": of.placement.model is not None, "linear": chosen.linear and chosen.linear[0]}
+        return traced_as(runs, chosen.form, chosen.matmul, **more)
 
 
 def traced_as(
-    function: Callable[..., Any], form: Form | None, matmul: str | None, *, apart: bool = False
+    function: Callable[..., Any],
+    form: Form | None,
+    matmul: str | None,
+    *,
+    apart: bool = False,
+    linear: linear_kernel.Form | None = None,
 ) -> Callable[..., Any]:
     """Wrap a function so that it is traced with a given form of convolutions and precision of matrix products.
 
@@ -208,11 +215,12 @@ def traced_as(
       form: form of the convolutions in the user's own model (`Resolved.form`).
       matmul: precision of matrix products (`Resolved.matmul`).
       apart: whether leaves are sharded over several devices, in which case they are never concatenated.
+      linear: form of a linear model's local SGD (`Resolved.linear`).
 
     Returns:
       The wrapped function, or the function itself if no option is given.
     """
-    if form is matmul is None and not apart:
+    if form is matmul is linear is None and not apart:
         return function
 
     def traced(*given: Any) -> Any:
@@ -221,6 +229,8 @@ def traced_as(
                 stack.enter_context(rewriting.form(form))
             if matmul is not None:
                 stack.enter_context(jax.default_matmul_precision(matmul))
+            if linear is not None:
+                stack.enter_context(linear_kernel.form(linear))
             if apart:
                 stack.enter_context(trees.leaves_apart())
             return function(*given)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from jaxpfl.algorithms.parts import linear_kernel
 from jaxpfl.core import trees
 from jaxpfl.core.participation import RELIABLE, Availability, Participation, full
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
@@ -21,7 +22,7 @@ from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, noise_keys
 from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.evaluate import Part, Scores
-from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, resolve
+from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, explain, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
 from jaxpfl.engine.placement import (
     Placement,
@@ -148,6 +149,7 @@ class Simulation:
         if self.plan.precision == "bfloat16" and not isinstance(apply, Half):
             raise JaxpflError("plan.precision = bfloat16 needs a bfloat16 model: use jaxpfl.models.in_bfloat16(task)")
         self._layers = isinstance(apply.plain if isinstance(apply, Half) else apply, Exchanged)
+        self._linear = linear_kernel.is_linear(task)
         execution = self._resolve(of_rounds, participation.capacity)
         on = execution.devices, execution.even
         self.placement = place(participation.num_clients, *on, model_shards=execution.model_shards)
@@ -488,12 +490,24 @@ class Simulation:
         programs, given = self._on(platform, seeds)
         advance = programs.function("advance", programs.execution.block)
         function = jax.jit(advance, **programs.options("advance", given))
-        return jax.export.export(function, platforms=(platform,))(*given)
+        checks = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]  # of `linear_kernel`
+        return jax.export.export(function, platforms=(platform,), disabled_checks=checks)(*given)
 
     def program(self, platform: str) -> ClosedJaxpr:
         """The jaxpr of one `advance` call for one run, with the plan's automatic choices for a platform."""
         programs, given = self._on(platform, 1)
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
+
+    @property
+    def explained(self) -> list[tuple[str, str, str]]:
+        """Choices of the plan for a round (`execution_plan.explain`). The round is traced."""
+        execution = self.execution
+        if execution.linear is not None and execution.linear[0] != "plain":
+            advance = self._programs.function("advance", execution.block)
+            if "pallas_call" not in str(jax.make_jaxpr(advance)(*self._arguments("advance", 1))):
+                why = "the kernel does not support the method, optimizer, loss or batch size"
+                execution = execution._replace(linear=("plain", why))
+        return explain(execution)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
         """Bytes for the data, the clients' states, and a round's working memory. The round is compiled."""
@@ -581,7 +595,8 @@ class Simulation:
         """The plan with every choice made, for a cohort with this number of slots."""
         sizes = {"model_bytes": self._model_bytes, "share_bytes": self._share_bytes}
         given = {"layers": self._layers, "platform": platform, "client_steps": self._client_steps}
-        return resolve(plan, cohort=cohort, num_clients=self.participation.num_clients, **sizes, **given)
+        clients = self.participation.num_clients
+        return resolve(plan, cohort=cohort, num_clients=clients, linear=self._linear, **sizes, **given)
 
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
         """Compiled program of ``advance``, or of a scoring method, for S runs."""

@@ -417,6 +417,20 @@ def start_from(task: Task, parameters: PyTree) -> Task:
 
 
 @dataclass(frozen=True)
+class Affine:
+    """`Model.apply` of a linear model with parameters {"head": {"kernel": [F, K], "bias": [K]}}, on flattened inputs.
+
+    Attributes:
+      plain: the function that computes the predictions, with all four arguments.
+    """
+
+    plain: Callable[..., Array]
+
+    def __call__(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        return self.plain(params, x, key=key, train=train)
+
+
+@dataclass(frozen=True)
 class Half:
     """`Model.apply` in bfloat16: parameters and inputs are rounded to bfloat16, and logits are converted back.
 

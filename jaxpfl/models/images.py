@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxpfl.core.types import Array
-from jaxpfl.models.base import Model, from_linen
+from jaxpfl.models.base import Affine, Model, from_linen
 from jaxpfl.models.convolution import max_pool
 from jaxpfl.models.layers import (
     BatchNorm,
@@ -58,7 +58,8 @@ class Linear(nn.Module):
 
 def linear(num_classes: int) -> Model:
     """Build softmax regression on flattened inputs; the head is the whole model."""
-    return from_linen(Linear(num_classes), is_head)
+    model = from_linen(Linear(num_classes), is_head)
+    return model._replace(apply=Affine(model.apply))
 
 
 class MLP(nn.Module):

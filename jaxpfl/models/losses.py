@@ -213,8 +213,13 @@ def class_mixture(weights: Array, logits: Array) -> Array:
     return _log_mixture(weights, jax.nn.log_softmax(logits))
 
 
+def _squared(prediction: Array, y: Array) -> Array:
+    return jnp.square(prediction - y) / 2
+
+
+SQUARED = example_loss(_squared)
 _MAKERS: Mapping[str, Callable[..., PerExample]] = {
-    "squared": lambda: lambda prediction, y: jnp.square(prediction - y) / 2,
+    "squared": lambda: _squared,
     "absolute": lambda: lambda prediction, y: jnp.abs(prediction - y),
     "huber": _huber,
     "quantile": _quantile,
@@ -224,7 +229,7 @@ _MAKERS: Mapping[str, Callable[..., PerExample]] = {
 LOSSES = tuple(_MAKERS)
 """Names of the losses for regression."""
 _MORE: Mapping[str, dict[str, Any]] = {
-    "squared": {"mixture": _mean_mixture},
+    "squared": {"function": SQUARED, "mixture": _mean_mixture},
     "poisson": {"divergence": poisson_divergence, "mixture": _log_mixture, "mean": jnp.exp},
 }
 
@@ -249,4 +254,5 @@ def resolve(loss: str | PerExample) -> Loss:
     for key, value in arguments.items():
         if not (0 < value < (1 if key == "q" else float("inf"))):
             raise JaxpflError(f"{name}:{key} must be {'> 0 and < 1' if key == 'q' else '> 0'}, got {value:g}")
-    return Loss(example_loss(_MAKERS[name](**arguments)), **{"divergence": gaussian_divergence, **_MORE.get(name, {})})
+    known = {"function": example_loss(_MAKERS[name](**arguments)), "divergence": gaussian_divergence}
+    return Loss(**{**known, **_MORE.get(name, {})})

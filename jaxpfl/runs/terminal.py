@@ -20,7 +20,6 @@ from rich.progress import (
 )
 
 from jaxpfl.data.stack import listed
-from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.placement import free_bytes
 from jaxpfl.engine.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.runs.control import Reporter
@@ -410,7 +409,7 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
         report[name] = {
             "compile_seconds": time.perf_counter() - began,
             "exchange": dict(zip(("up", "down"), simulation.bytes_per_client(), strict=True)),
-            "choices": [list(row) for row in explain(simulation.execution)],
+            "choices": [list(row) for row in simulation.explained],
             "memory": held,
             "free": free_bytes(simulation.placement.devices),
         }

@@ -178,7 +178,7 @@ def test_programs_have_few_distinct_products(model, name):
     federation = jaxpfl.stack_clients(clients, test=clients)
     of_round, scored, of_scores = PRODUCTS[model]
     for platform in ("cpu", "cuda"):
-        simulation = simulation_of(spec_of(name, {"clients": "vmap"}, model=model), federation)
+        simulation = simulation_of(spec_of(name, {"clients": "vmap", "linear": "plain"}, model=model), federation)
         programs, (state, values, inputs, rounds) = simulation._on(platform, 1)
         many, rows = programs._of.scoring.block, (values.hp, inputs)
         texts = [

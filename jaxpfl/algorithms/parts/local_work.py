@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.parts import optimizers
+from jaxpfl.algorithms.parts import linear_kernel, optimizers
 from jaxpfl.algorithms.parts.augmentation import Augmentation
 from jaxpfl.algorithms.parts.optimizers import Descent, Optimizer, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
@@ -412,6 +412,10 @@ def sgd(
     Returns:
       The trained parameters, and the metrics of `train`.
     """
+    coefficients = rate, weight_decay, 0.0 if anchor is None else prox
+    fused = linear_kernel.local_sgd(work, task, ctx, data, params, coefficients, steps, anchor, uploaded)
+    if fused is not None:
+        return fused
     optimizer = work.descent(rate, weight_decay)
     start = Descent.start(optimizer, params)
     more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}

@@ -1,0 +1,243 @@
+"""Local SGD of linear models as one GPU kernel that runs all steps of a client (Pallas, lowered to Triton).
+
+A step of a small model takes less time than reading the client's examples from memory and launching the step's
+operations. In the kernel, one program instance trains one client, and its parameters stay in registers during all
+steps. A full batch is read once and stays in registers as well; a mini-batch is gathered by its drawn indices.
+
+Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond the features are masked. The
+results differ from the plain form of `local_work.sgd` only by the order of additions. They are not differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.types import Array, ClientData, Metrics, PyTree, Scalar
+from jaxpfl.data import batching
+from jaxpfl.models import Task
+from jaxpfl.models.base import Affine
+from jaxpfl.models.losses import LOGISTIC, SQUARED, cross_entropy
+from jaxpfl.privacy.guarded import GuardedData
+
+if TYPE_CHECKING:
+    from jaxpfl.algorithms.parts.local_work import LocalWork
+
+Form = Literal["kernel", "interpreted", "plain"]
+
+MOST_BYTES = 64 * 1024
+"""Largest size of a padded batch, which a program instance holds in registers."""
+MOST_WEIGHTS = 4 * 1024
+"""Largest size of the model's padded kernel in bytes; each warp has a copy in registers."""
+MOST_OUTPUTS = 10
+"""Largest number of outputs. The kernel contains the operations of each output; with 16, compiling takes minutes."""
+_OF_WARP = 8 * 1024
+"""Bytes of a batch for each warp: 64 registers of each thread."""
+
+_form = jax.make_user_context("plain")
+
+
+def form(of: Form) -> AbstractContextManager[Any]:
+    """Return a context for tracing programs in which linear models train in the kernel, if it supports their training.
+
+    "interpreted" runs the kernel's operations one by one on any device. The default is "plain", without the kernel.
+    """
+    return _form(of)
+
+
+def is_linear(task: Task) -> bool:
+    """True for the model ``linear`` with the cross-entropy, the logistic or the squared loss."""
+    return isinstance(task.model.apply, Affine) and any(task.loss is loss for loss in _LOSSES)
+
+
+class _Clients(NamedTuple):
+    """Local SGD of one client, or of m clients. Leaves then have an axis [m, ...], or [1, ...] if all are equal.
+
+    Attributes:
+      counts: start and number of the client's examples in the store, and number of steps, [3] int32.
+      coefficients: learning rate, weight decay and proximal coefficient, [3].
+      params: kernel [F, K] and bias [K] before the first step.
+      anchor: parameters of the proximal term; None for ``params``.
+      indices: drawn positions of each step's batch, [steps, b]; None for full batches.
+    """
+
+    counts: Any
+    coefficients: Any
+    params: PyTree
+    anchor: PyTree | None
+    indices: Any | None
+
+
+def local_sgd(
+    work: LocalWork,
+    task: Task,
+    ctx: ClientContext,
+    data: ClientData,
+    params: PyTree,
+    coefficients: tuple[Scalar, Scalar, Scalar],
+    steps: int | None,
+    anchor: PyTree | None,
+    uploaded: bool,
+) -> tuple[PyTree, Metrics] | None:
+    """Run `local_work.sgd` in the kernel; None in the plain form, or if the kernel does not support the training.
+
+    The kernel supports plain SGD on a task with `is_linear`, without clipping, noise in steps and augmentation. The
+    arguments are those of `local_work.sgd`; the coefficients are the rate, the weight decay and ``prox``.
+    """
+    changed = work.optimizer != "sgd" or work.clip is not None or work.keeps_optimizer or work.augment is not None
+    private = isinstance(data, GuardedData) or (uploaded and work.step_noise is not None)
+    if _form.value == "plain" or not is_linear(task) or changed or private:
+        return None
+    head, (x, y), own = params["head"], data.examples, work.own_steps if steps is None else None
+    features, outputs = head["kernel"].shape
+    labels, dtype = 1 if task.loss is cross_entropy else outputs, head["kernel"].dtype
+    steps = work.steps if steps is None else steps
+    plan = work.batches(steps, own)
+    row = _power(features) * dtype.itemsize
+    fits = _power(plan.batch_size) * row <= MOST_BYTES and outputs * row <= MOST_WEIGHTS
+    # Triton's offsets are 32 bits long.
+    if not fits or outputs > MOST_OUTPUTS or x.size >= 2**31 or y.size != labels * len(y):
+        return None
+    limit = jnp.minimum(steps, ctx.step_limit)
+    if own is not None:
+        limit = jnp.minimum(limit, own.steps(data.size))
+    indices = None
+    if not plan.full:
+        indices, _ = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.size)
+    counts = jnp.stack([data.start, data.size, limit])
+    numbers = jnp.stack([jnp.asarray(number, dtype) for number in coefficients])
+    client = _Clients(counts, numbers, head, None if anchor is None else anchor["head"], indices)
+    (loss_of,) = (of for loss, of in _LOSSES.items() if loss is task.loss)
+    train = _over_clients(partial(_train, loss_of, plan.batch_size, _form.value == "interpreted"))
+    new, loss = train((x.reshape(-1, features), y.reshape(-1, labels)), client)
+    return {"head": new}, {"train_loss": loss}
+
+
+def _over_clients(train: Callable[[int, PyTree, _Clients], PyTree]) -> Callable[[PyTree, _Clients], PyTree]:
+    """Return a function ``(store, client)`` of one client that ``vmap`` turns into one call ``(m, store, clients)``."""
+
+    def alone(store: PyTree, client: _Clients) -> PyTree:
+        of_one = train(1, store, jax.tree.map(lambda a: a[None], client))
+        return jax.tree.map(lambda a: a[0], of_one)
+
+    either = custom_vmap(alone)
+
+    @either.def_vmap
+    def together(number: int, mapped: Any, store: PyTree, clients: _Clients) -> tuple[PyTree, PyTree]:
+        of_store, of_clients = mapped
+        if any(jax.tree.leaves(of_store)):  # each client has a store of its own
+            axes = jax.tree.map(lambda by_client: 0 if by_client else None, (of_store, of_clients))
+            new = jax.vmap(alone, in_axes=axes)(store, clients)
+        else:
+            clients = jax.tree.map(lambda a, by_client: a if by_client else a[None], clients, of_clients)
+            new = train(number, store, clients)
+        return new, jax.tree.map(lambda _: True, new)
+
+    return either
+
+
+def _power(size: int) -> int:
+    """Smallest power of two that is at least ``size``."""
+    return 1 << (size - 1).bit_length()
+
+
+def _train(
+    loss_of: Loss, batch: int, interpreted: bool, number: int, store: PyTree, clients: _Clients
+) -> tuple[PyTree, Array]:
+    """Train a number of clients with batches of at most ``batch`` examples; return their parameters and mean losses."""
+    from jax.experimental import pallas as pl  # only here, because the import takes time
+    from jax.experimental.pallas import triton
+
+    features, outputs = clients.params["kernel"].shape[1:]
+    rows, columns = _power(batch), _power(features)
+
+    def instance(store: PyTree, clients: _Clients, new: PyTree, mean_loss: Any) -> None:
+        nth, row, column = pl.program_id(0), jnp.arange(rows), jnp.arange(columns)
+        inside = column < features
+
+        def own(ref: Any, *place: Any) -> Any:
+            return ref.at[(nth if ref.shape[0] > 1 else 0, *place)]
+
+        def weights(of: PyTree) -> _Weights:
+            columns = [triton.load(own(of["kernel"], column, k), mask=inside, other=0) for k in range(outputs)]
+            return [(w, own(of["bias"], k)[...]) for k, w in enumerate(columns)]
+
+        start, size, steps = (own(clients.counts, n)[...] for n in range(3))
+        rate, decay, prox = (own(clients.coefficients, n)[...] for n in range(3))
+        used = jnp.minimum(size, batch)
+        valid, count = row < used, jnp.maximum(used, 1).astype(rate.dtype)
+
+        def gathered(position: Array) -> tuple[Array, list[Array]]:
+            x, y = store
+            place = start + position
+            mask = valid[:, None] & inside[None, :]
+            block = triton.load(x.at[place[:, None], column[None, :]], mask=mask, other=0).astype(rate.dtype)
+            return block, [triton.load(y.at[place, k], mask=valid, other=0) for k in range(y.shape[1])]
+
+        first = weights(clients.params)
+        anchor = first if clients.anchor is None else weights(clients.anchor)
+        whole = gathered(row) if clients.indices is None else None
+
+        def step(t: Array, carry: tuple[_Weights, Array]) -> tuple[_Weights, Array]:
+            now, total = carry
+            x, y = whole or gathered(triton.load(own(clients.indices, t, row), mask=valid, other=0))
+            predictions = [(x * w[None, :]).sum(axis=1) + b for w, b in now]
+            losses, slopes = loss_of(predictions, y)
+            slopes = [jnp.where(valid, slope, 0) / count for slope in slopes]
+            gradient = [((slope[:, None] * x).sum(axis=0), slope.sum()) for slope in slopes]
+
+            def move(w: Array, g: Array, a: Array) -> Array:
+                return w - rate * (g + prox * (w - a) + decay * w)
+
+            return jax.tree.map(move, now, gradient, anchor), total + jnp.where(valid, losses, 0).sum() / count
+
+        last, total = jax.lax.fori_loop(0, steps, step, (first, jnp.zeros_like(rate)))
+        for k, (w, b) in enumerate(last):
+            triton.store(new["kernel"].at[nth, column, k], w, mask=inside)
+            new["bias"][nth, k] = b
+        mean_loss[nth] = total / jnp.maximum(steps, 1).astype(rate.dtype)
+
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((number, *a.shape[1:]), a.dtype), clients.params)
+    dtype = clients.coefficients.dtype
+    losses = jax.ShapeDtypeStruct((number,), dtype)
+    warps = max(1, rows * columns * dtype.itemsize // _OF_WARP)
+    options = {"compiler_params": triton.CompilerParams(num_warps=warps), "interpret": interpreted}
+    return pl.pallas_call(instance, grid=(number,), out_shape=(shapes, losses), **options)(store, clients)
+
+
+_Weights = list[tuple[Array, Array]]
+"""Column of the kernel, [F], and bias, [], of each output."""
+
+Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
+"""Maps each output's predictions, and the labels, to the losses and their derivatives by each prediction, all [b]."""
+
+
+def _softmax_loss(predictions: list[Array], labels: list[Array]) -> tuple[Array, list[Array]]:
+    largest = reduce(jnp.maximum, predictions)
+    exps = [jnp.exp(one - largest) for one in predictions]
+    total = reduce(jnp.add, exps)
+    one_hot = [(labels[0] == k).astype(total.dtype) for k in range(len(exps))]
+    of_label = reduce(jnp.add, [one * a for one, a in zip(one_hot, predictions, strict=True)])
+    slopes = [exp / total - one for one, exp in zip(one_hot, exps, strict=True)]
+    return jnp.log(total) + largest - of_label, slopes
+
+
+def _logistic_loss(predictions: list[Array], labels: list[Array]) -> tuple[Array, list[Array]]:
+    pairs = [(a, y.astype(a.dtype)) for a, y in zip(predictions, labels, strict=True)]
+    losses = [jnp.maximum(a, 0) + jnp.log(1 + jnp.exp(-jnp.abs(a))) - y * a for a, y in pairs]
+    return reduce(jnp.add, losses), [1 / (1 + jnp.exp(-a)) - y for a, y in pairs]
+
+
+def _squared_loss(predictions: list[Array], labels: list[Array]) -> tuple[Array, list[Array]]:
+    residuals = [a - y.astype(a.dtype) for a, y in zip(predictions, labels, strict=True)]
+    return reduce(jnp.add, [jnp.square(one) / 2 for one in residuals]), residuals
+
+
+_LOSSES = {cross_entropy: _softmax_loss, LOGISTIC.function: _logistic_loss, SQUARED: _squared_loss}

@@ -1,0 +1,188 @@
+"""Local SGD of linear models in one kernel: the plain form's numbers, interpreted; and its lowering for a GPU."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import ExecutionPlan, LocalWork
+from jaxpfl.algorithms.parts import linear_kernel, local_work
+from jaxpfl.algorithms.parts.augmentation import parse
+from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.types import ClientData, Examples
+from jaxpfl.engine.build import simulation_of
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.models import base, build_model
+
+SIZES, SHAPE, TRITON = np.array([5, 9, 1, 0]), (2, 3), "@__gpu$xla.gpu.triton"
+TASKS = {
+    "softmax": (3, None, lambda task: task),
+    "squared": (1, "float", base.regression_task),
+    "squared, two outputs": (2, "float", base.regression_task),
+    "logistic": (1, "binary", base.binary_task),
+    "labels": (3, "binary", base.multilabel_task),
+}
+"""Number of outputs, kind of labels (classes unless given), and what makes the task."""
+DRAWS = {
+    "full": {"batch_size": 16},
+    "epoch": {},
+    "step": {"draw": "step"},
+    "replacement": {"draw": "replacement"},
+    "replacement of all": {"draw": "replacement", "batch_size": 9},
+    "epochs": {"epochs": 2},
+    "epochs of all": {"epochs": 2, "batch_size": 16},
+}
+
+
+def problem(name, sizes=SIZES):
+    outputs, labels, task_of = TASKS[name]
+    rng, n = np.random.default_rng(0), int(sizes.sum())
+    shape = (n, outputs) if name in ("labels", "squared, two outputs") else (n,)
+    y = rng.normal(size=shape) if labels == "float" else rng.integers(2 if labels else outputs, size=shape)
+    task = task_of(base.classification(build_model("linear", outputs, SHAPE), SHAPE, outputs))
+    x = rng.normal(size=(n, *SHAPE)).astype(np.float32)
+    return task, ClientData.stacked(Examples(x, y.astype(np.float32 if labels == "float" else np.int32)), sizes)
+
+
+def work_of(sizes=SIZES, epochs=None, **parts):
+    work = LocalWork(sizes, **{"steps": 3, "batch_size": 4} | parts)
+    return work if epochs is None else work.replace_epochs(epochs)
+
+
+def trained(form, task, data, work, pull=False, limits=7):
+    """Parameters and losses of all clients, each with a start of its own, pulled to an anchor or not."""
+    data, nth = jax.tree.map(jnp.asarray, data), jnp.arange(len(data.size))
+    params = jax.vmap(lambda n: task.init(jax.random.key(n)))(nth)
+    anchor = task.init(jax.random.key(9)) if pull else None
+
+    def one(nth, start, size, params, limit):
+        ctx = ClientContext(jnp.int32(0), nth, nth, limit, jax.random.fold_in(jax.random.key(5), nth))
+        own = work, task, ctx.batch_key, ctx, replace(data, start=start, size=size), params
+        return local_work.sgd(*own, rate=0.1, weight_decay=0.01, anchor=anchor, prox=0.3)
+
+    with linear_kernel.form(form):
+        together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, 0, 0 if np.ndim(limits) else None)))
+        traced = together.trace(nth, data.start, data.size, params, jnp.asarray(limits))
+    assert ("pallas_call" in str(traced.jaxpr)) == (form != "plain")
+    return traced.lower().compile()(nth, data.start, data.size, params, jnp.asarray(limits))
+
+
+@pytest.mark.parametrize(
+    ("task", "draw", "pull", "limits"),
+    [
+        ("softmax", "epoch", True, [1, 3, 2, 3]),
+        ("squared", "full", False, 7),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                *((task, draw, True, 2) for task in TASKS for draw in DRAWS),
+                *((task, "epochs", False, [0, 5, 1, 2]) for task in TASKS),
+            ]
+        ),
+    ],
+)
+def test_the_kernel_has_the_numbers_of_the_plain_form(task, draw, pull, limits):
+    task, data = problem(task)
+    given = task, data, work_of(**DRAWS[draw]), pull, limits
+    got, want = trained("interpreted", *given), trained("plain", *given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6), got, want)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return jaxpfl.federate(jaxpfl.load("digits"), clients=5, classes_per_client=3)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        ("fedavg", {"stragglers": 0.5}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("fedavg", {"clients": "map"}),
+                ("fedavg", {"clients": "2", "clients_in": "host"}),
+                ("fedprox", {"seeds": 2, "cohort": 3}),
+                ("ditto", {"local_epochs": 1, "runs": "vmap", "seeds": 2}),
+                ("fedavg-ft", {"draw": "replacement", "lr_schedule": "cosine"}),
+                ("ifca", {"label_smoothing": 0.0}),
+            ]
+        ),
+    ],
+)
+def test_a_run_has_the_numbers_of_the_plain_form(federation, method, parts):
+    of_plan = {name: parts.pop(name) for name in ("clients", "clients_in", "runs") if name in (parts := dict(parts))}
+    given = {"model": "linear", "rounds": 2, "batch_size": 8} | parts
+    given |= {} if "local_epochs" in parts else {"local_steps": 3}
+    results = [
+        jaxpfl.fit(method, federation, **given, plan=ExecutionPlan(linear=form, **{"clients": "vmap"} | of_plan))
+        for form in ("kernel", "plain")
+    ]
+    assert [one.simulation.execution.linear[0] for one in results] == ["interpreted", "plain"]
+    got, want = ((one.state.server, one.state.clients, one.history) for one in results)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6), got, want)
+
+
+def test_a_gpu_takes_one_kernel_for_all_steps(federation):
+    spec = RunSpec(method=jaxpfl.METHODS["fedavg"], model="linear", local_steps=3, batch_size=8, num_classes=10)
+    simulation = simulation_of(replace(spec, plan=ExecutionPlan(devices=1)), federation)
+    assert simulation.execution.linear == ("plain", "a cpu has no such kernels")
+    text = simulation.export("cuda").mlir_module()
+    assert text.count(TRITON) == 1
+    assert "dot_general" not in text
+    assert TRITON not in simulation.export("tpu").mlir_module()
+
+
+def explained(federation, **parts):
+    parts = {"model": "linear", "local_steps": 2, "batch_size": 8, "num_classes": 10, "method": "fedavg"} | parts
+    method = jaxpfl.METHODS[parts.pop("method")]
+    plan = ExecutionPlan(linear="kernel", devices=1, clients="vmap")
+    rows = simulation_of(RunSpec(method=method, plan=plan, **parts), federation).explained
+    return [row[1:] for row in rows if row[0] == "SGD of the linear model"]
+
+
+def test_the_plan_says_whether_a_run_has_the_kernel(federation):
+    assert explained(federation) == [("one interpreted kernel", "as given; a cpu has no such kernels")]
+    ((choice, why),) = explained(federation, client_optimizer="adam")
+    assert (choice, why.partition(" the ")[0]) == ("step by step", "the kernel does not support")
+    assert explained(federation, model="mlp:8") == []
+
+
+REFUSED = {
+    "optimizer": {"optimizer": "momentum"},
+    "clipping": {"clip": 1.0},
+    "kept optimizers": {"keeps_optimizer": True},
+    "augmentation": {"augment": parse("mixup")},
+    "a large batch": {"batch_size": 4096, "sizes": np.array([4096])},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_training_has_the_plain_form(case):
+    sizes = REFUSED[case].get("sizes", SIZES)
+    task, data = problem("softmax", sizes)
+    work = work_of(**{"sizes": sizes} | REFUSED[case])
+    assert kernel_of(work, task, data) is None
+    assert kernel_of(work_of(sizes, batch_size=8), task, data) is not None
+
+
+def test_other_models_and_losses_have_the_plain_form():
+    task, data = problem("softmax")
+    wide = base.classification(build_model("linear", 11, SHAPE), SHAPE, 11)
+    smoothed = task._replace(loss=base.smoothed_cross_entropy(0.1))
+    for other in (wide, smoothed, base.in_bfloat16(task), base.regression_task(task, "absolute")):
+        assert kernel_of(work_of(), other, data) is None
+
+
+def kernel_of(work, task, data):
+    ctx = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), 2, jax.random.key(0))
+    data = replace(jax.tree.map(jnp.asarray, data), start=jnp.int32(0), size=jnp.int32(1))
+    with linear_kernel.form("interpreted"):
+        return jax.eval_shape(
+            lambda: linear_kernel.local_sgd(
+                work, task, ctx, data, task.init(ctx.batch_key), (0.1, 0.0, 0.0), None, None, False
+            )
+        )
