@@ -117,8 +117,8 @@ def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, An
         add(f"{problem.method} vmap", problem, tuning="full")
     for clients in sorted(linear, reverse=True):
         problem = Problem("linear", clients, steps=10, batch=EXAMPLES)
-        for plan in ("vmap", min(clients, 10_000)):
-            add(f"linear m={clients} {plan}", problem, clients=plan)
+        for plan, form in (("vmap", "kernel"), ("vmap", "plain"), (min(clients, 10_000), "auto")):
+            add(f"linear m={clients} {plan} {form}", problem, clients=plan, linear=form, equal=form == "plain")
     sweep = asdict(Problem("mlp", clients=50, cohort=10, steps=10, batch=10))
     size: dict[str, Any] = {"size": 2 if q else 56, "rounds": 2 if q else 100}
     add_whole("sweep of 56 runs", "sweep", problem=sweep, how="in one program", **size)
@@ -274,14 +274,30 @@ def _jax(settings: dict[str, Any]) -> Any:
         model = _with_parameters(settings["parameters"])
     form = "plain" if settings.get("layers") == "lax" else "auto"
     tuning = settings.get("tuning", "auto")
-    plan = ExecutionPlan(clients=settings["clients"], convolutions=form, precision=precision, tuning=tuning)
+    given = {"convolutions": form, "precision": precision, "tuning": tuning, "linear": settings.get("linear", "auto")}
+    plan = ExecutionPlan(clients=settings["clients"], **given)
     contender = rounds_of(simulate(problem, plan=plan, model=model))
 
     def facts() -> dict[str, Any]:
         stats = jax.devices()[0].memory_stats() or {}  # None on a CPU
-        return contender.facts() | {"device_bytes": stats.get("peak_bytes_in_use")}
+        known = contender.facts() | {"device_bytes": stats.get("peak_bytes_in_use")}
+        return known | (_differences(problem) if settings.get("equal") else {})
 
     return contender.run, facts
+
+
+def _differences(problem: Problem) -> dict[str, float]:
+    """Largest difference between the global models of the kernel and of the plain form, after two rounds."""
+    import jax
+
+    from jaxpfl import ExecutionPlan
+
+    def model(form: Any) -> Any:
+        simulation = simulate(problem, plan=ExecutionPlan(linear=form, clients="vmap"))
+        return jax.device_get(simulation.advance(simulation.init([0]), 2)[0].server)
+
+    kernel, plain = (jax.tree.leaves(model(form)) for form in ("kernel", "plain"))
+    return {"difference": max(float(abs(a - b).max()) for a, b in zip(kernel, plain, strict=True))}
 
 
 def _with_parameters(dtype: str) -> Any:

@@ -232,16 +232,7 @@ def _gaussian(clients: int, outputs: int) -> Federation:
 
 def _regression() -> Task:
     """<x, w> + b with the squared error: one output, d + 1 parameters."""
-    import jax.numpy as jnp
+    from jaxpfl.models import build_model, classification
+    from jaxpfl.models.base import regression_task
 
-    from jaxpfl import Model, Task
-
-    model = Model(
-        init=lambda key, x: {"w": jnp.zeros(x.shape[-1]), "b": jnp.zeros(())},
-        apply=lambda params, x, key=None, train=False: (x @ params["w"] + params["b"])[:, None],
-    )
-
-    def loss(prediction: Any, y: Any) -> Any:
-        return (prediction[:, 0] - y) ** 2 / 2
-
-    return Task(model, (FEATURES,), 1, loss, {"loss": loss})
+    return regression_task(classification(build_model("linear", 1, (FEATURES,)), (FEATURES,), 1))

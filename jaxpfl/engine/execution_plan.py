@@ -85,7 +85,8 @@ class ExecutionPlan:
     linear: Literal["auto", "kernel", "plain"] = setting("auto", kind=_choice("auto", "kernel", "plain"))
     """Form of plain SGD on the registered model linear: kernel runs all local steps of a client in one GPU kernel,
     which reads the client's data once; plain runs step by step. auto chooses the kernel for several clients at a time
-    on a GPU. A CPU interprets the kernel, for tests. Training that the kernel does not support has the plain form."""
+    on a GPU that is present. A CPU interprets the kernel, for tests. Training that the kernel does not support has the
+    plain form."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
@@ -297,11 +298,15 @@ def tuning_of(
 def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_kernel.Form, str]:
     """Value of `Resolved.linear`."""
     gpu = backend in _GPUS
+    if plan.model_shards > 1:
+        return "plain", "several devices share a client's model"
     if plan.linear == "plain":
         return "plain", "as given"
     if plan.linear == "kernel":
         return ("kernel", "as given") if gpu else ("interpreted", f"as given; a {backend} has no such kernels")
-    if gpu and block > 1 and plan.model_shards == 1:
+    if gpu and jax.default_backend() not in _GPUS:
+        return "plain", "without a GPU, JAX cannot lower the kernel"  # from version 0.11 on
+    if gpu and block > 1:
         return "kernel", "the clients' data are read once, and no step launches operations"
     return "plain", "for one client at a time" if gpu else f"a {backend} has no such kernels"
 

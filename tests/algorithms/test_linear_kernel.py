@@ -14,6 +14,7 @@ from jaxpfl.algorithms.parts.augmentation import parse
 from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.engine.build import simulation_of
+from jaxpfl.engine.execution_plan import explain, resolve
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.models import base, build_model
 
@@ -126,14 +127,46 @@ def test_a_run_has_the_numbers_of_the_plain_form(federation, method, parts):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6), got, want)
 
 
+def lowered(federation, form, platform="cuda"):
+    given = {"model": "linear", "local_steps": 3, "batch_size": 8, "num_classes": 10}
+    spec = RunSpec(method=jaxpfl.METHODS["fedavg"], plan=ExecutionPlan(devices=1, linear=form), **given)
+    return simulation_of(spec, federation).export(platform).mlir_module()
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ > (0, 10, 2) and jax.default_backend() == "cpu", reason="JAX needs a GPU to lower the kernel"
+)
 def test_a_gpu_takes_one_kernel_for_all_steps(federation):
-    spec = RunSpec(method=jaxpfl.METHODS["fedavg"], model="linear", local_steps=3, batch_size=8, num_classes=10)
-    simulation = simulation_of(replace(spec, plan=ExecutionPlan(devices=1)), federation)
-    assert simulation.execution.linear == ("plain", "a cpu has no such kernels")
-    text = simulation.export("cuda").mlir_module()
+    text = lowered(federation, "kernel")
     assert text.count(TRITON) == 1
     assert "dot_general" not in text
-    assert TRITON not in simulation.export("tpu").mlir_module()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_by_default_a_program_for_another_machine_has_no_kernel(federation, platform):
+    assert TRITON not in lowered(federation, "auto", platform)
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform", "plan", "form"),
+    [
+        ("gpu", None, {}, "kernel"),
+        ("gpu", None, {"clients": "map"}, "plain"),
+        ("gpu", None, {"linear": "plain"}, "plain"),
+        ("cpu", "cuda", {}, "plain"),
+        ("cpu", "cuda", {"linear": "kernel"}, "kernel"),
+        ("cpu", None, {}, "plain"),
+        ("cpu", "tpu", {"linear": "kernel"}, "interpreted"),
+    ],
+)
+def test_the_plan_chooses_the_kernel_where_a_gpu_is_present(monkeypatch, backend, platform, plan, form):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    sizes = {"cohort": 50, "num_clients": 50, "model_bytes": 204}
+    resolved = resolve(ExecutionPlan(devices=1, **plan), **sizes, linear=True, platform=platform)
+    assert resolved.linear is not None
+    assert resolved.linear[0] == form
+    assert explain(resolved)[-1 if resolved.tuning is None else -2][0] == "SGD of the linear model"
 
 
 def explained(federation, **parts):

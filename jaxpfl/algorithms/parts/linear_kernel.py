@@ -44,6 +44,12 @@ _OF_WARP = 8 * 1024
 _form = jax.make_user_context("plain")
 
 
+_Weights = list[tuple[Array, Array]]
+"""Column of the kernel, [F], and bias, [], of each output."""
+_Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
+"""Maps the predictions of each output, and the labels, to the losses and their derivatives, all [b]."""
+
+
 def form(of: Form) -> AbstractContextManager[Any]:
     """Return a context for tracing programs in which linear models train in the kernel, if it supports their training.
 
@@ -102,7 +108,7 @@ def local_sgd(
     plan = work.batches(steps, own)
     row = _power(features) * dtype.itemsize
     fits = _power(plan.batch_size) * row <= MOST_BYTES and outputs * row <= MOST_WEIGHTS
-    # Triton's offsets are 32 bits long.
+    # Triton's offsets are signed and, for arrays up to 4 GiB, 32 bits long.
     if not fits or outputs > MOST_OUTPUTS or x.size >= 2**31 or y.size != labels * len(y):
         return None
     limit = jnp.minimum(steps, ctx.step_limit)
@@ -149,7 +155,7 @@ def _power(size: int) -> int:
 
 
 def _train(
-    loss_of: Loss, batch: int, interpreted: bool, number: int, store: PyTree, clients: _Clients
+    loss_of: _Loss, batch: int, interpreted: bool, number: int, store: PyTree, clients: _Clients
 ) -> tuple[PyTree, Array]:
     """Train a number of clients with batches of at most ``batch`` examples; return their parameters and mean losses."""
     from jax.experimental import pallas as pl  # only here, because the import takes time
@@ -159,7 +165,7 @@ def _train(
     rows, columns = _power(batch), _power(features)
 
     def instance(store: PyTree, clients: _Clients, new: PyTree, mean_loss: Any) -> None:
-        nth, row, column = pl.program_id(0), jnp.arange(rows), jnp.arange(columns)
+        nth, (row, column) = pl.program_id(0), (jnp.arange(size, dtype=jnp.int32) for size in (rows, columns))
         inside = column < features
 
         def own(ref: Any, *place: Any) -> Any:
@@ -212,20 +218,13 @@ def _train(
     return pl.pallas_call(instance, grid=(number,), out_shape=(shapes, losses), **options)(store, clients)
 
 
-_Weights = list[tuple[Array, Array]]
-"""Column of the kernel, [F], and bias, [], of each output."""
-
-Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
-"""Maps each output's predictions, and the labels, to the losses and their derivatives by each prediction, all [b]."""
-
-
 def _softmax_loss(predictions: list[Array], labels: list[Array]) -> tuple[Array, list[Array]]:
     largest = reduce(jnp.maximum, predictions)
     exps = [jnp.exp(one - largest) for one in predictions]
     total = reduce(jnp.add, exps)
-    one_hot = [(labels[0] == k).astype(total.dtype) for k in range(len(exps))]
-    of_label = reduce(jnp.add, [one * a for one, a in zip(one_hot, predictions, strict=True)])
-    slopes = [exp / total - one for one, exp in zip(one_hot, exps, strict=True)]
+    right = [labels[0] == k for k in range(len(exps))]
+    of_label = reduce(jnp.add, [jnp.where(yes, a, 0) for yes, a in zip(right, predictions, strict=True)])
+    slopes = [exp / total - yes.astype(total.dtype) for yes, exp in zip(right, exps, strict=True)]
     return jnp.log(total) + largest - of_label, slopes
 
 
