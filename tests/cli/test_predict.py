@@ -263,19 +263,8 @@ def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_cl
 
 @pytest.mark.slow
 def test_numbers_are_predicted_with_the_runs_own_error(capsys, place):
-    folder = trained(
-        capsys,
-        place / "scores",
-        "local",
-        "--target",
-        "score",
-        "--task",
-        "regression",
-        "--ignore",
-        "label",
-        "--missing",
-        "impute-client",
-    )
+    flags = ("--target", "score", "--task", "regression", "--ignore", "label", "--missing", "impute-client")
+    folder = trained(capsys, place / "scores", "local", *flags)
     imputed = 0
     for client, error in enumerate(np.load(folder / "run" / "clients.npz")["local/after_rmse"][0]):
         rows = test_rows(folder, client)

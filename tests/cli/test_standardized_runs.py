@@ -75,21 +75,11 @@ def test_test_users_come_unseen(capsys, tmp_path):
     assert experiment.unseen is not None
     assert experiment.unseen.client_ids.tolist() == [4, 5]
     np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
-    refusals = {
-        (
-            "data",
-            "convert",
-            "--output",
-            str(tmp_path / "made"),
-        ): "unseen_clients = test: a saved federation cannot hold test users",
-        (
-            "data",
-            "describe",
-            "--pool-test",
-        ): "unseen_clients = test needs partition = natural and no pool_test, got pool_test",
-    }
-    for action, message in refusals.items():
-        assert message in jaxpfl(capsys, *action, *flags).err
+    for message, *action in (
+        ("unseen_clients = test: a saved federation cannot hold test users", "convert", "--output", tmp_path / "made"),
+        ("unseen_clients = test needs partition = natural and no pool_test, got pool_test", "describe", "--pool-test"),
+    ):
+        assert message in jaxpfl(capsys, "data", *action, *flags).err
 
 
 def test_what_it_costs_a_private_run_is_said(capsys, archive, tmp_path):

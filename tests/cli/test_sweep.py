@@ -69,18 +69,8 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         'methods = ["fedavg"]\nmodel = "linear"\nclients = 6\ncohort = 3\nlocal_steps = 2\nrounds = 2\nseeds = 1\n'
         'select = "none"\n[grid]\nlr = [0.1, 0.2]\nlocal_steps = [1, 2]\nclients = "linear:6:8:2"\n'
     )
-    given = [
-        "--config",
-        str(tmp_path / "sweep.toml"),
-        "--grid",
-        "lr=.3",
-        "--grid",
-        "local-steps=2",
-        "--output",
-        str(tmp_path / "s"),
-        "--json",
-    ]
-    rows = jaxpfl(capsys, "sweep", *given).json["rows"]
+    given = ["--grid", "lr=.3", "--grid", "local-steps=2", "--output", tmp_path / "s", "--json"]
+    rows = jaxpfl(capsys, "sweep", "--config", tmp_path / "sweep.toml", *given).json["rows"]
     assert [row["settings"] for row in rows] == [
         {"clients": clients, "lr": 0.3, "local_steps": 2} for clients in (6, 8)
     ]
