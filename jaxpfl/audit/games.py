@@ -178,11 +178,11 @@ class _Steered(LocalWork):
 
 
 _AT_ONCE = 2**28
-"""Limit in bytes on the uploads of all clients in all worlds of one call."""
+"""Largest size, in bytes, of the uploads of all clients in all worlds of one call."""
 # Smallest number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
-# Up to these numbers, all pairs of rounds and all pairs of leaves are compared. If there are more leaves, only
-# neighbouring leaves are compared.
+# All pairs of rounds among the first six are compared, and all pairs of leaves if there are at most six. If there are
+# more leaves, only neighbouring leaves are compared.
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 

@@ -7,7 +7,7 @@ recompute the sum without noise in float64. The release minus this sum must be n
 
 In some runs the noise cannot be separated from the sum (`why_no_noise_check`). In every run, the noise draws recorded
 by `jaxpfl.privacy.record` are also tested. Each draw must have its own key, and the number of draws must agree with the
-claim. If the clients add the noise, so must the standard deviations of the draws.
+claim. If the clients add the noise, the standard deviations of the draws must agree with the claim too.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ def conduct(
       agreement: settings and shapes.
       online: function that returns the ids of the connected nodes.
       exchange: function ``(kind, parcels, seconds) -> answers`` that sends a parcel to each node and waits up to
-        ``seconds`` for the answers. Both are mappings with node ids as keys; ``kind`` is query, train or evaluate.
+        ``seconds`` for the answers. Parcels and answers are mappings with node ids as keys; ``kind`` is query, train or
+        evaluate.
       min_clients: number of clients that must have joined before the first round.
       wait_seconds: seconds to wait for these clients.
       round_seconds: seconds to wait for the nodes' answers to a message.

@@ -60,8 +60,8 @@ def local() -> Estimator:
 def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
     """Create the estimator that returns posterior means under the known prior Beta(alpha, beta).
 
-    Clients send no messages.
-    The mean squared error under this prior is exactly n / (alpha + beta + n) times the error of `local`.
+    Clients send no messages. The mean squared error under this prior is exactly n / (alpha + beta + n) times the error
+    of `local`.
 
     Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
     """

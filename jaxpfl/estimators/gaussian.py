@@ -139,8 +139,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
     Args:
       sx2: variance of the samples.
-      positive: whether a negative factor is replaced by zero, which can only decrease the error. The closed-form error
-        is for the estimator without this replacement.
+      positive: whether a negative factor is replaced by zero, which can only decrease the error.
 
     Reference: James and Stein 1961; Efron and Morris 1973.
     """

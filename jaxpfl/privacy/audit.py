@@ -64,7 +64,8 @@ class EpsilonBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: smallest probability, over the worlds' randomness, that the bound is valid.
+      confidence: confidence level; the true epsilon is at least ``epsilon`` with at least this probability, over the
+        randomness of the worlds.
       ceiling: largest bound possible with this number of worlds.
       statistic: index of the score that gave the bound; 0 if a world has one score.
     """
@@ -141,8 +142,8 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """Bounds for two tests, [2, T]: a score above the threshold as a sign that the canary is present, and a score
-        up to the threshold as a sign that it is absent.
+        """Bounds from two tests, [2, T]. The first takes a score above the threshold as a sign that the canary is
+        present, and the second takes a score up to the threshold as a sign that it is absent.
 
         Args:
           tp, fp: number of worlds with and without the canary whose score is above the threshold, [T].
@@ -188,7 +189,8 @@ class OneRunBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: smallest probability, over the coins and the run, that the bound is valid.
+      confidence: confidence level; the true epsilon is at least ``epsilon`` with at least this probability, over the
+        coins and the randomness of the run.
       ceiling: largest bound possible with this number of canaries.
       canaries: number of canaries n.
       guesses, correct: numbers of guesses r and of correct guesses W that gave the bound.

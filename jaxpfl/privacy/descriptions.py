@@ -97,7 +97,7 @@ class CentralNoise:
         """Scale the noise on the sum so that a round has this noise multiplier; the noise on the count is unchanged.
 
         Raises:
-          JaxpflError: if the release of the count alone costs as much privacy as the whole round may.
+          JaxpflError: if the release of the count alone costs at least as much privacy as the whole round may cost.
         """
         rest = multiplier**-2
         if self.count_stddev is not None:
@@ -219,7 +219,11 @@ class PerStepNoise:
         return self.step_multiplier * math.sqrt(hidden_by / self.steps)
 
     def scale_to(self, multiplier: float) -> PerStepNoise:
-        """Scale all standard deviations by one factor so that a round has this noise multiplier."""
+        """Scale all standard deviations by one factor so that a round has this noise multiplier.
+
+        Raises:
+          JaxpflError: if the noise multiplier is 0 now.
+        """
         if not self.multiplier:
             raise JaxpflError(f"a noise multiplier of 0 cannot be scaled to {multiplier}")
         factor = multiplier / self.multiplier

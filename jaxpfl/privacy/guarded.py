@@ -6,8 +6,8 @@ run can be accounted. Any other access to an example (a pass over all examples, 
 prediction) raises an error while the method is traced. Therefore every use of an example is accounted for, even in a
 method that a user has written.
 
-Formal guarantees: adding or removing one example changes the sum of a batch's clipped gradients by at most C, whatever
-the example. N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
+Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C. Noise
+N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
 the round, the client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
 """
 
@@ -89,7 +89,7 @@ class Ledger:
         """Record a descent and return its index among the call's descents.
 
         Raises:
-          JaxpflError: within the method's own loop or branch, which may run a recorded descent several times.
+          JaxpflError: if called within the method's own loop or branch, which may run a recorded descent several times.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self.refuse("trains inside its own loop or branch, where its steps cannot be counted")
@@ -160,7 +160,7 @@ class GuardedBatch:
           NaN, because the loss is not released, and the noisy mean gradient.
 
         Raises:
-          JaxpflError: within the method's own loop, branch or gradient.
+          JaxpflError: if called within the method's own loop, branch or gradient.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self._ledger.refuse("takes gradients of a mini-batch inside a loop, a branch or another gradient")
@@ -218,7 +218,7 @@ class GuardedData:
           each: mini-batches per step.
 
         Raises:
-          JaxpflError: if the data may not be read, and within the method's own loop or branch.
+          JaxpflError: if the data may not be read, or if called within the method's own loop or branch.
         """
         if self._drawn is None:
             self._ledger.refuse(f"trains in {self._ledger.call} on examples that it may not read")

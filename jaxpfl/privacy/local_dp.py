@@ -4,8 +4,8 @@ In the local model any two values of one client are neighbours, so a value clipp
 2 b. Clipping is part of each mechanism, because a guarantee must not depend on the data's range.
 
 Standard deviations are computed on the host in float64. The mechanisms are pure JAX functions that work under jit and
-vmap. Each draws from a random stream that depends on the key and on the mechanism's parameters. Therefore two messages
-of a client have independent noise if their budgets or clipping bounds differ.
+vmap. Each mechanism draws from a random stream that depends on the key and on the mechanism's parameters. Two messages
+of a client with the same key therefore have independent noise if their budgets or clipping bounds differ.
 
 Implements: Ozkara et al. 2023, Definition 1.
 """

@@ -43,7 +43,7 @@ class NoiseSettings:
     """Settings for the clipping of uploads and for the noise that is added to them."""
 
     noise_multiplier: float | tuple[float, ...] | None = setting(None, text=float | None)
-    """Noise multiplier z: standard deviation of the noise over the clipping norm; 0 clips only, without a claim.
+    """Noise multiplier z: standard deviation of the noise divided by the clipping norm; 0 clips without a claim.
 
     One number, or one for each run.
     """
@@ -67,7 +67,7 @@ class NoiseSettings:
     """Learning rate of the adaptive clipping norm; its steps are multiplicative."""
     count_stddev: float | None = setting(None)
     """Standard deviation of the noise on the number of uploads below the clipping norm. Unless given, the larger of
-    cohort / 20 and the noise multiplier; a Mechanism requires it."""
+    cohort / 20 and the noise multiplier; required to create a Mechanism."""
     scale_clipping_norm: float | None = setting(None)
     """For per_step: the clipping norm for psi's gradient; clipping_norm unless given."""
     joint: bool = setting(False)

@@ -110,8 +110,9 @@ def privatize(
       The private algorithm and its hyper-parameters.
 
     Raises:
-      JaxpflError: if the method's uploads are not summed. The error is raised when a round is traced if uploads have
-        several weights, which would reveal a client's choice.
+      JaxpflError: if the method's uploads are not summed, or if banded noise lacks its coefficients or ``splits``. When
+        a round is traced: if uploads have several weights, which would reveal a client's choice, or if noise in every
+        step is requested and the method's update adds none.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")
@@ -129,8 +130,8 @@ def privatize(
         # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    # Compressors do not compress the entries that they skip without privacy, nor the count. Clipping covers all
-    # entries, because all are released.
+    # Compressors skip the count, and the same entries of the change as without privacy. Clipping covers all entries,
+    # because all are released.
     increments = _Released(algorithm.increments, below=False)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 

@@ -116,7 +116,7 @@ class SiloMechanism:
         """Epsilon at this delta for each entry of `silos`.
 
         Raises:
-          JaxpflError: as in `PrivacyPlan.epsilon`.
+          JaxpflError: if the accountant does not support examples, and as in `PrivacyPlan.epsilon`.
         """
         exclusions.check({"accountant": accountant_named(accountant), "unit": "example"})
         return _epsilons(self, delta, accountant)

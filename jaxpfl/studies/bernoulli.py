@@ -40,7 +40,7 @@ class BernoulliSettings(Settings):
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
     epsilon: float | None = within(None, checks.positive)
-    """Pure local privacy of each client's message; none by default."""
+    """Epsilon of each client's message under pure local privacy; none by default."""
     uploads: int | None = None
     """K: number of clients that send a message; the others are personalised too. By default all send."""
     repetitions: int = within(60, checks.count)

@@ -39,7 +39,10 @@ the paper's calibration, a randomised bit, and discrete Gaussian noise are avail
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Settings of the clients and their messages that the theory needs; the defaults match the paper's Figure 1a."""
+    """Settings of the clients and their messages, as the theory needs them.
+
+    The defaults match the paper's Figure 1a.
+    """
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -54,7 +57,7 @@ class GaussianPopulation(Settings):
     radius: float = within(1.0, checks.positive)
     """r: public bound |mu| <= r in each dimension, from which the clipping of messages follows."""
     epsilon: float | None = within(None, checks.positive)
-    """Local privacy of each client's message; none by default."""
+    """Epsilon of each client's message under local privacy; none by default."""
     delta: float = within(1e-5, checks.probability)
     """delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
@@ -241,8 +244,8 @@ class GaussianOptions(OwnClients):
     """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
-    """Your own clients; --client, and --value or --values, name its columns. With --epsilon, the values of
-    --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
+    """Your own clients; --client, and --value or --values, name the file's columns. With --epsilon, --sigma-theta,
+    --sigma-x and --radius must be publicly known; subtract a public center from the samples first."""
     covariates: tuple[str, ...] = ()
     """Numeric columns of a long file on which the samples are regressed; the clients' means are then normally
     distributed about the regression (the nested-error model of Battese, Harter and Fuller 1988)."""

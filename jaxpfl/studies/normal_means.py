@@ -93,10 +93,10 @@ class NormalMeansOptions(CsvTable):
     """File with a row per client: its name (--client), and the columns estimate,se, or successes,trials, or
     count,exposure."""
     prior: Family = "normal"
-    """Prior for your own estimates. Successes have a Beta prior and counts a Gamma prior, unless this is npmle, which
-    allows any distribution."""
+    """Prior for your own estimates. Successes have a Beta prior and counts a Gamma prior, unless --prior is npmle,
+    which allows any distribution."""
     center: float | None = None
-    """Center of that prior; by default learned, and 0 for scale-mixture."""
+    """Center of a normal, point-normal or scale-mixture prior; by default learned, but 0 for scale-mixture."""
     components: int | None = None
     """Number of components of the prior; by default 41 for scale-mixture and 300 atoms for npmle."""
     covariates: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ class OwnClients(CsvLayout):
     """Options for a CSV file of clients instead of simulated ones, with intervals for the estimates."""
 
     csv: Path | None = None
-    """Your own clients; --client, and --value or --values, name its columns."""
+    """Your own clients; --client, and --value or --values, name the file's columns."""
     level: float = LEVEL
     """Level of the intervals for your own clients."""
 

@@ -90,7 +90,7 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
       The results as NumPy arrays, leaves [repetitions, ...].
 
     Raises:
-      JaxpflError: if a repetition does not fit in memory; raised before anything is drawn.
+      JaxpflError: if the program does not fit in memory; raised before anything is drawn.
     """
     side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
 

@@ -131,7 +131,7 @@ class AreaMeans(NamedTuple):
             too rarely if A is small compared to s^2.
 
         Raises:
-          JaxpflError: if ``by`` is unknown.
+          JaxpflError: if ``by`` is unknown, or the level is out of range.
         """
         if by not in get_args(By):
             raise unknown_name("by", by, get_args(By))
@@ -150,7 +150,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
 
     The result contains a prediction of every client's mean.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
+    This function works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
     Args:
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.

@@ -9,8 +9,8 @@ marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_
 
 .. math:: \sum_i A_i B S_i = \sum_i b_i \hat w_i^T
 
-and is then multiplied by the matrix square root of the mean of S_i, which accelerates EM (parameter expansion: Liu,
-Rubin and Wu 1998).
+and is then multiplied by the Cholesky factor of the mean of S_i, which accelerates EM (parameter expansion: Liu, Rubin
+and Wu 1998).
 
 `alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. Its heads are
 least-squares solutions, it uses :math:`S_i = \hat w_i \hat w_i^T`, and it makes the columns of B orthonormal. With
@@ -89,7 +89,7 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
     """Fit the representation by EM; no step decreases the summed ``log_evidence``.
 
     Args:
-      at: initial representation.
+      at: initial representation, with sigma^2 above the floor.
       messages: messages of all clients, leaves [m, ...].
       floor: positive lower bound on sigma^2.
       steps: number of steps; static.

@@ -108,7 +108,9 @@ def _boundary_step(at: Array, move: Array) -> Array:
 
 
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
-    """Group many clients into bins: mean estimate, mean error and total weight of each bin, [estimates * errors] each.
+    """Group many clients into bins; return each bin's mean estimate, mean standard error and total weight.
+
+    The results have shape [estimates * errors].
 
     Bins are equally spaced in asinh(x) and in log(s). Bins far from x = 0 are therefore wide. The clients in a bin are
     replaced by their means. For a smooth likelihood, this causes an error of the order of the second derivatives times

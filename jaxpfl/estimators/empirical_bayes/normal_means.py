@@ -264,10 +264,10 @@ def ebnm(
 ) -> NormalMeans:
     """Fit the prior to all estimates, and return every client's posterior under the fitted prior.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems. The following are static: the family, the number of
-    components, and whether the center is learned. Results have JAX's floating-point type. In double precision
-    (``jax.enable_x64(True)``) the likelihood is maximised to 1e-9, in single precision to about 1e-4. With more than
-    16384 clients, weights on a grid are fitted to 4096 bins of clients.
+    This function works under ``jax.jit``, and under ``jax.vmap`` over problems. The following are static: the family,
+    the number of components, and whether the center is learned. Results have JAX's floating-point type. In double
+    precision (``jax.enable_x64(True)``) the likelihood is maximised to 1e-9, in single precision to about 1e-4. With
+    more than 16384 clients, weights on a grid are fitted to 4096 bins of clients.
 
     Args:
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
@@ -277,15 +277,15 @@ def ebnm(
       components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The distance
         between the NPMLE's atoms should be smaller than the smallest s.
       weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. If
-        clients are regions weighted by their populations, the prior describes the region of a random person. A client
-        with weight zero does not affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used
+        clients are regions weighted by their populations, the prior describes the region of a person drawn at random. A
+        client with weight zero does not affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used
         in ``risk``.
 
     Raises:
-      JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if there are fewer than two
-        clients (one if the center is given); if the prior is unknown, or does not accept ``center`` or ``components``;
-        or if weights are not nonnegative numbers, or too few clients have a positive weight. Within a JAX
-        transformation, values are not checked.
+      JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if data-frame indexes name
+        different clients; if there are fewer than two clients, or none if the prior has a fixed center; if the prior is
+        unknown, or does not accept ``center`` or ``components``; or if weights are not nonnegative numbers, or too few
+        clients have a positive weight. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)

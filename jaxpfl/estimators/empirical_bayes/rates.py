@@ -412,7 +412,7 @@ class RegressedRates(NamedTuple):
 def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
     """Fit Beta priors whose means follow a logistic regression, and return the posterior of every client's probability.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` is static.
+    This function works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` is static.
 
     Args:
       successes, trials: counts as in `ebbinomial`, [m].

@@ -119,15 +119,16 @@ def unit_level(
 ) -> UnitMeans:
     """Fit the nested-error regression and its two variances, and predict every client's mean.
 
-    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` and ``clients`` are static.
+    This function works under ``jax.jit``, and under ``jax.vmap`` over problems. ``intercept`` and ``clients`` are
+    static.
 
     Args:
       y: the samples, [N]: an array, a list, or a column of a data frame.
       x: the samples' covariates, [N], [N, k], or columns of a data frame.
       client: client of each sample, [N]: numbers or names. The sorted distinct values are the clients. If ``clients``
         is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
-      population: means of the covariates over the population that each client represents, in the order of the clients,
-        [m] or [m, k]; by default the means over the client's samples.
+      population: array of the covariates' means over the population that each client represents, in the order of the
+        clients, [m] or [m, k]; by default the means over the client's samples.
       intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
         such a column.
       clients: number of clients m; required within a JAX transformation, where the values of ``client`` are not known.
@@ -135,8 +136,8 @@ def unit_level(
     Raises:
       JaxpflError: if y or x are not finite numbers, or have different lengths; if columns are linearly dependent; if
         there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two degrees
-        of freedom between clients; if ``population`` has a different number of clients or columns; or if all residuals
-        are zero. Within a JAX transformation, values are not checked.
+        of freedom between clients, or none within clients; if ``population`` is a data frame, or has a different number
+        of clients or columns; or if all residuals are zero. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)

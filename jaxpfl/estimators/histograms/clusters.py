@@ -105,13 +105,13 @@ def far_apart(
 ) -> Array:
     r"""Initial centers by Algorithm 1, [k, d]: floored histograms of users that are far from each other.
 
-    The first center is a random user's histogram. Each further center is the histogram of user u with a probability
-    proportional to
+    The first center is a random user's histogram. As printed, each further center is the histogram of user u with a
+    probability proportional to
 
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
-    as printed. The clustering's objective has the reverse divergence, :math:`KL(\hat Q_u \| P_k)`, which ``direction``
-    can select. Both divergences need positive histograms, so centers and users' histograms are floored.
+    The clustering's objective has the reverse divergence, :math:`KL(\hat Q_u \| P_k)`, which ``direction`` can select.
+    Both divergences need positive histograms, so centers and users' histograms are floored.
 
     The result is never private, because the centers are users' raw histograms. `histograms.private` has private initial
     centers.

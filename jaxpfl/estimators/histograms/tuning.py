@@ -50,10 +50,8 @@ def nearest_center(centers: Array) -> Personal:
 def between(centers: Array, steps: int = 30) -> Personal:
     r"""Make the function that returns a convex combination of the centers [k, d] for each user.
 
-    Each user fits the weights to its own counts.
-
-    The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates, with the user's
-    histogram :math:`\hat Q_u`,
+    Each user fits the weights to its own counts by maximising the likelihood of its tokens. EM starts from equal
+    weights and iterates, with the user's histogram :math:`\hat Q_u`,
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
 

@@ -2,7 +2,7 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 - ``lossless``: the unchanged numbers, as a baseline.
 - ``qsgd:levels=4``: each entry is rounded at random to a multiple of the vector's norm divided by ``levels``, and sent
-  in the Elias code; unbiased.
+  in the Elias gamma code; unbiased.
 - ``top-k:share=0.01``: only the entries of largest magnitude are sent: the fraction ``share`` of all entries, but at
   least one.
 - ``sign``: the sign of each entry, and a common scale, are sent.
@@ -16,8 +16,8 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
 client's next message (`uploads`). Error feedback is the default for biased compressors. Unbiased compressors need no
-error feedback. The bound on their error, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, may also have an omega above one,
-for which an accumulated error would grow without bound. With error feedback, unbiased compressors therefore send
+error feedback. Their error satisfies :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`. The factor omega may exceed one, and
+an accumulated error would then grow without bound. With error feedback, unbiased compressors therefore send
 :math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` times the squared
 norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
 """

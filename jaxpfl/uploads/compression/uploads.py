@@ -23,8 +23,9 @@ Memory. The memory is part of the client's state. A client outside the cohort ke
 are not finite uploads nothing and keeps its old memory. A client whose upload is lost does not notice the loss and
 keeps its new memory, so the message is never sent again.
 
-Randomness is keyed by client and round, separately from training. A run with ``lossless`` therefore has the same
-results as a run without a compressor, except for rounding differences because XLA compiles a different program.
+Randomness. Each client and round has its own random stream for compression, separate from the stream for training. A
+run with ``lossless`` therefore has the same results as a run without a compressor, except for rounding differences
+because XLA compiles a different program.
 
 Privacy. Under a privacy mechanism, the compressor is applied to the client's private upload (its clipped increment with
 its own share of the noise), and is therefore post-processing. Compressed uploads must be decoded before they can be
