@@ -152,7 +152,7 @@ def test_lost_records_of_a_finished_method_are_said(undrawn, capsys):
 
 def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("jaxpfl.runs.plots.write_plots", lambda *arguments: [])
+    monkeypatch.setattr("jaxpfl.runs.results.figures", lambda *arguments: {})
     with monkeypatch.context() as patched:
         patched.setattr("jaxpfl.engine.placement.free_bytes", lambda devices: 10)
         patched.setattr("jaxpfl.engine.placement._SMALL", 0)
