@@ -111,7 +111,8 @@ class NormalMeansOptions(CsvTable):
     weights, the prior describes the client of a randomly chosen person. Risks are not weighted."""
     level: float = LEVEL
     """Level of the intervals for your own clients. They account for the uncertainty of a learned normal, Beta or Gamma
-    prior. With --center, --weights, another prior, or counts of over 100,000 clients, they treat the prior as known."""
+    prior. They treat the prior as known with --center, --weights or another prior, and for successes or counts of over
+    100,000 clients."""
 
 
 def mixture(truth: Truth) -> NormalMixture:

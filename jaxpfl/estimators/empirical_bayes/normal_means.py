@@ -278,8 +278,8 @@ def ebnm(
         between the NPMLE's atoms should be smaller than the smallest s.
       weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. If
         clients are regions weighted by their populations, the prior describes the region of a person drawn at random. A
-        client with weight zero does not affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used
-        in ``risk``.
+        client with weight zero does not affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and
+        not used in ``risk``.
 
     Raises:
       JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if data-frame indexes name

@@ -3,8 +3,9 @@ r"""Clustering of histograms under central differential privacy, with one noisy 
 For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C. It
 also contains the mass of each cluster, which is the total of the cluster's sum over all tokens. A center is the sum
 divided by the mass. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm,
-and the masses by at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise
-multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
+and the masses by at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian
+release with noise multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and
+z sqrt(1 + w^2) / w on the masses.
 
 Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`), which a user changes more in a small
 cluster.
