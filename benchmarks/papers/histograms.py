@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl.studies.histogram.methods import PRINTED
-
+from ..studies.histogram.methods import PRINTED
 from .declared import UNPRINTED, Estimate, Estimation, Experiment, Printed
 
 PAPER = "Setlur et al. 2023, Table 1"

@@ -26,6 +26,7 @@ STUDIES: Mapping[str, str] = {
 """First line of the help, by the study's name. The module with this name (underscores for dashes) defines ``STUDY``."""
 
 _PAPERS = (
+    "histogram",
     "regression",
     "regression-mixture",
     "logistic-regression",

@@ -16,6 +16,8 @@ from noise_record import recorded
 from noise_sites import RELEASES
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation, fit, stack_clients
+from jaxpfl.benchmarks.studies.histogram import methods as histogram_private_methods
+from jaxpfl.benchmarks.studies.histogram.methods import HistogramSettings
 from jaxpfl.core.participation import Availability
 from jaxpfl.engine import noise_keys
 from jaxpfl.engine.build import assemble
@@ -25,8 +27,6 @@ from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, mechanism, record
-from jaxpfl.studies.histogram import methods as histogram_private_methods
-from jaxpfl.studies.histogram.methods import HistogramSettings
 
 CENTRAL = Mechanism(1.0, 0.5)
 DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)

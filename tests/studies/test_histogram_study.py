@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jaxpfl.benchmarks.studies.histogram import study as histogram_study
+from jaxpfl.benchmarks.studies.histogram.methods import HistogramSettings, follow, prepare
 from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts, build
-from jaxpfl.studies.histogram import study as histogram_study
-from jaxpfl.studies.histogram.methods import HistogramSettings, follow, prepare
 from jaxpfl.support.errors import JaxpflError
 
 OWN = HistogramSettings(data="csv:own.csv")

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.benchmarks import studies as benchmark_studies
+from jaxpfl.benchmarks.studies.histogram import study as histogram
 from jaxpfl.cli import estimate, main
 from jaxpfl.cli.parsing import fields_of
 from jaxpfl.studies import registry, when
-from jaxpfl.studies.histogram import study as histogram
 from jaxpfl.studies.study import Options, Read, Results, Study
 from jaxpfl.support.console import new_axes, save, signature
 from jaxpfl.support.errors import JaxpflError

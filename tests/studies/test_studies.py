@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxpfl.benchmarks.studies import elections
+from jaxpfl.benchmarks.studies.histogram.methods import HistogramSettings
 from jaxpfl.benchmarks.studies.network import NetworkSettings
 from jaxpfl.data.sources import base as source
 from jaxpfl.studies import bernoulli, gaussian, mixture, repetitions, when
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
-from jaxpfl.studies.histogram.methods import HistogramSettings
 from jaxpfl.studies.mixture import MixtureSettings
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 

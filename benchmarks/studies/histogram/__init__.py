@@ -1,5 +1,5 @@
 """The histogram study: Table 1 of Setlur et al. 2023 for synthetic or real users, and users' own histograms."""
 
-from jaxpfl.studies.histogram.study import STUDY
+from .study import STUDY
 
 __all__ = ["STUDY"]

@@ -21,7 +21,14 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.studies.histogram.methods import (
+from jaxpfl.studies.repetitions import measure, standard_error
+from jaxpfl.studies.report import FEW_ERRORS, Curve, number, write_curves
+from jaxpfl.studies.study import Block, Options, Read, Results, Study
+from jaxpfl.support.console import claim_file, new_table
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.output_paths import NEW_FILE, partial
+
+from .methods import (
     ALGORITHM_3,
     BASELINE,
     CLUSTERING,
@@ -50,12 +57,6 @@ from jaxpfl.studies.histogram.methods import (
     rows_of,
     score,
 )
-from jaxpfl.studies.repetitions import measure, standard_error
-from jaxpfl.studies.report import FEW_ERRORS, Curve, number, write_curves
-from jaxpfl.studies.study import Block, Options, Read, Results, Study
-from jaxpfl.support.console import claim_file, new_table
-from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.output_paths import NEW_FILE, partial
 
 
 def _exact(given: HistogramSettings, population: Any) -> Any:
