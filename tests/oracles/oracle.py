@@ -296,6 +296,7 @@ def world(setting: Setting, rounds: int = ROUNDS, steps: int = STEPS, each: int 
     ids, sample = jnp.asarray(IDS), jax.jit(setting.cohort.sample)
     cohorts = [np.asarray(sample(stream(root, Purpose.PARTICIPATION, r), ids)).tolist() for r in range(rounds)]
 
+    @cache
     def batches(i: int, seen: int, r: int, number: int) -> list[Batch]:
         drawn = draws(problem, i, Purpose.BATCHES, setting.batch_size, number, seen)
         return drawn[: int(setting.availability.step_limit(root, r, IDS[i], steps)) * each]
@@ -412,8 +413,7 @@ class Oracle:
 
     def want(self, kind: str = "uniform", defect: str = "") -> list[Round]:
         """The formula's rounds."""
-        given = world(SETTINGS[kind], self.rounds, self.steps, self.each)
-        return self.formula(given, self.hp, *self.view(self.got(kind).states[0]), defect)
+        return self.formula(_world(self, kind), self.hp, *self.view(self.got(kind).states[0]), defect)
 
     def off_by(self, defect: str, kind: str = "uniform") -> float:
         """Distance of the last round's states from those of the formula with a defect."""
@@ -439,6 +439,12 @@ class Oracle:
 @cache
 def _run(oracle: Oracle, kind: str) -> Run:
     return run_setting(oracle.method, oracle.hp, SETTINGS[kind], oracle.rounds, steps=oracle.steps, **oracle.options)
+
+
+@cache
+def _world(oracle: Oracle, kind: str) -> World:
+    """The draws, made once for the formula and all of its defects."""
+    return world(SETTINGS[kind], oracle.rounds, oracle.steps, oracle.each)
 
 
 def cases(oracles: Mapping[str, Oracle]) -> list[Any]:
