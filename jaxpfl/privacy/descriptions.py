@@ -222,7 +222,7 @@ class PerStepNoise:
         """Scale all standard deviations by one factor so that a round has this noise multiplier.
 
         Raises:
-          JaxpflError: if the noise multiplier is 0 now.
+          JaxpflError: if all noise is zero, because it cannot be scaled.
         """
         if not self.multiplier:
             raise JaxpflError(f"a noise multiplier of 0 cannot be scaled to {multiplier}")

@@ -7,8 +7,8 @@ prediction) raises an error while the method is traced. Therefore every use of a
 method that a user has written.
 
 Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C. Noise
-N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
-the round, the client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
+N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on the round, the
+client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
 """
 
 from __future__ import annotations

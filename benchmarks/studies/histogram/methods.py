@@ -79,7 +79,7 @@ class HistogramSettings(Settings):
     encoding: str | None = None
     """Encoding of csv:FILE, such as latin-1; by default UTF-8."""
     clusters: int = within(10, checks.count)
-    """k: number of clusters; the default is lowered to one per four training users."""
+    """k: number of clusters; the default is at most one per four training users."""
     rounds: int = within(20, checks.count)
     """T: rounds of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = within(0.1, checks.rate)

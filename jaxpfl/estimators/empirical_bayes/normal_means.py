@@ -283,9 +283,10 @@ def ebnm(
 
     Raises:
       JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if data-frame indexes name
-        different clients; if there are fewer than two clients, or none if the prior has a fixed center; if the prior is
-        unknown, or does not accept ``center`` or ``components``; or if weights are not nonnegative numbers, or too few
-        clients have a positive weight. Within a JAX transformation, values are not checked.
+        different clients; if there are too few clients (at least two are needed, or one for a prior with a fixed
+        center); if the prior is unknown, or does not accept ``center`` or ``components``; or if weights are not
+        nonnegative numbers, or too few clients have a positive weight. Within a JAX transformation, values are not
+        checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
