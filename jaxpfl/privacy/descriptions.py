@@ -58,6 +58,9 @@ class CentralNoise:
       releases: number of sums over the cohort that a round releases; several for EM with several iterations.
       coefficients: coefficients c of a banded factorisation (`banded_coefficients`), with norm 1. The noise is then
         correlated between rounds, and z is the noise multiplier of Z. Independent noise has (1,).
+
+    Raises:
+      JaxpflError: for a value out of range, or if banded noise has several releases or a noisy count.
     """
 
     noise_multiplier: float
@@ -124,6 +127,9 @@ class DistributedNoise:
       clipping_norm: clipping norm C, for the statement.
       alone: whether each upload is visible by itself, as with compressed uploads. The client is then protected only by
         its own share of the noise, with noise multiplier :math:`z / \sqrt{K_{min}}`.
+
+    Raises:
+      JaxpflError: for a value out of range.
     """
 
     noise_multiplier: float
@@ -185,6 +191,9 @@ class PerStepNoise:
       linear: whether the second bound applies. It requires plain gradient steps without momentum and with one learning
         rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
         be computed before any noise of that step is added.
+
+    Raises:
+      JaxpflError: for a value out of range, or if ``clips`` and ``stddevs`` have different lengths.
     """
 
     clips: tuple[float, ...]
@@ -264,6 +273,9 @@ class Poisson:
       rate: probability q that a client takes part in a round.
       num_clients: number of clients m; required with a cap.
       cap: largest size of a cohort; a larger one is reduced uniformly at random. None if no cohort is reduced.
+
+    Raises:
+      JaxpflError: for a value out of range, or a cap without the number of clients.
     """
 
     rate: float

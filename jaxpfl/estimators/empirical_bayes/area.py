@@ -211,7 +211,11 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    """Endpoints of normal intervals with these means and mean squared errors, [m] each."""
+    """Endpoints of normal intervals with these means and mean squared errors, [m] each.
+
+    Raises:
+      JaxpflError: if the level is out of range.
+    """
     inputs.level_within(level)
     reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
     return mean - reach, mean + reach

@@ -203,6 +203,9 @@ class NormalMeans(NamedTuple):
 
         The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
         clients. `robust_intervals` are valid for any prior, and `learned_gaussian` is valid for few clients.
+
+        Raises:
+          JaxpflError: if the level is out of range.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)

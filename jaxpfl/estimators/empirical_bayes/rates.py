@@ -128,6 +128,9 @@ class Rates(NamedTuple):
         """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
         The prior is treated as known, unlike in `learned_rates`.
+
+        Raises:
+          JaxpflError: if the level is out of range.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -195,7 +198,11 @@ class AtomRates(NamedTuple):
         return self.atoms[(jnp.cumsum(self.shares, axis=1) < p).sum(axis=1).clip(max=len(self.atoms) - 1)]
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each."""
+        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
+
+        Raises:
+          JaxpflError: if the level is out of range.
+        """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 

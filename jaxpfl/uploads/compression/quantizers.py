@@ -77,7 +77,11 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Quantise each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message."""
+    """Quantise each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message.
+
+    Raises:
+      JaxpflError: if the number of bits is not supported (`check_bits`).
+    """
     check_bits(bits)
     top = 2**bits - 1
     b, e = _about_one(jnp.asarray(b, x.dtype))
@@ -108,7 +112,11 @@ def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
 
 
 def variance_bound(b: Scalar, bits: int) -> Array:
-    """Upper bound ``b^2 / L^2`` on the variance of a quantised entry, where L = 2^bits - 1, []."""
+    """Upper bound ``b^2 / L^2`` on the variance of a quantised entry, where L = 2^bits - 1, [].
+
+    Raises:
+      JaxpflError: if the number of bits is not supported (`check_bits`).
+    """
     return jnp.square(b / (2 ** check_bits(bits) - 1))
 
 
@@ -124,6 +132,9 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
 
     The series is truncated after 64 terms. The error is at most 1e-7 h^2 if the standard deviation of x is above
     h / 70, and at most 0.0016 h^2 otherwise.
+
+    Raises:
+      JaxpflError: if the number of bits is not supported (`check_bits`).
     """
     step = 2 * b / (2 ** check_bits(bits) - 1)
     k = jnp.arange(1, _TERMS + 1)
