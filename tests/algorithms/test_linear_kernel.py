@@ -1,6 +1,7 @@
 """Local SGD of linear models in one kernel: the plain form's numbers, interpreted; and its lowering for a GPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxpfl.algorithms.parts import linear_kernel, local_work
 from jaxpfl.algorithms.parts.augmentation import parse
 from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.types import ClientData, Examples
+from jaxpfl.engine import execution_plan
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.execution_plan import explain, resolve
 from jaxpfl.engine.spec import RunSpec
@@ -149,19 +151,22 @@ def test_by_default_a_program_for_another_machine_has_no_kernel(federation, plat
 
 
 @pytest.mark.parametrize(
-    ("backend", "platform", "plan", "form"),
+    ("capability", "platform", "plan", "form"),
     [
-        ("gpu", None, {}, "kernel"),
-        ("gpu", None, {"clients": "map"}, "plain"),
-        ("gpu", None, {"linear": "plain"}, "plain"),
-        ("cpu", "cuda", {}, "plain"),
-        ("cpu", "cuda", {"linear": "kernel"}, "kernel"),
-        ("cpu", None, {}, "plain"),
-        ("cpu", "tpu", {"linear": "kernel"}, "interpreted"),
+        ("9.0", "cuda", {}, "kernel"),
+        ("7.5", "cuda", {}, "plain"),
+        ("gfx90a", "rocm", {}, "plain"),
+        ("9.0", "cuda", {"clients": "map"}, "plain"),
+        ("9.0", "cuda", {"linear": "plain"}, "plain"),
+        (None, "cuda", {}, "plain"),
+        (None, "cuda", {"linear": "kernel"}, "kernel"),
+        (None, None, {}, "plain"),
+        (None, "tpu", {"linear": "kernel"}, "interpreted"),
     ],
 )
-def test_the_plan_chooses_the_kernel_where_a_gpu_is_present(monkeypatch, backend, platform, plan, form):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+def test_the_plan_chooses_the_kernel_where_the_gpu_has_it(monkeypatch, capability, platform, plan, form):
+    device = jax.devices()[0] if capability is None else SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(execution_plan.jax, "devices", lambda: [device])
     sizes = {"cohort": 50, "num_clients": 50, "model_bytes": 204}
     resolved = resolve(ExecutionPlan(devices=1, **plan), **sizes, linear=True, platform=platform)
     assert resolved.linear is not None

@@ -101,8 +101,7 @@ def test_all_programs_have_the_tuning_and_keys_of_their_own(monkeypatch):
         simulation = simulation_of(RunSpec(method=jaxpfl.METHODS["fedavg"], plan=plan, **given), federation)
         digests[tuning] = simulation.digest()
         asked.clear()
-        if tuning == "auto":
-            simulation.evaluate(simulation.advance(simulation.init([0]), 1)[0])
-            own = {"xla_gpu_enable_triton_gemm": False}
-            assert [more.get("compiler_options") for more in asked] == [{"xla_backend_optimization_level": 0}, own, own]
+        simulation.evaluate(simulation.advance(simulation.init([0]), 1)[0])
+        own = {"xla_gpu_enable_triton_gemm": False} if tuning == "auto" else None
+        assert [more.get("compiler_options") for more in asked] == [{"xla_backend_optimization_level": 0}, own, own]
     assert digests["auto"] != digests["full"]

@@ -73,6 +73,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     [
         ("scaffold", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2, "cohort": 16, "privacy": Mechanism(1.0, 0.5)}),
         slow("ditto", {"compress": "sign", "participation": "poisson", "cohort_cap": 9}),
+        slow("adaped", {"lr_schedule": "cosine", "client_optimizer": "momentum", "keep_optimizer": True}),
         slow("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
     ],
 )

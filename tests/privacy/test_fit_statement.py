@@ -138,6 +138,18 @@ def test_steps_that_draw_no_noise_get_no_claim(federation):
 
 
 @pytest.mark.slow
+def test_rounds_that_are_added_later_are_counted(federation):
+    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0))
+    before = result.statement(DELTA)
+    state, _ = result.simulation.advance(result.state, 3)
+    after = result.statement(DELTA)
+    assert (before.rounds, after.rounds) == (2, 5)
+    assert after.epsilon == plan_of(Mechanism(1.0), full(4), rounds=5).epsilon(DELTA) > before.epsilon
+    result.simulation.evaluate(state)
+    assert result.statement(DELTA) == after
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", [False, True])
 def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
     mechanism = Mechanism(1.0, noise_seed="secret" if secret else "run")
