@@ -27,7 +27,7 @@ from jaxpfl.uploads.robust import attack_of
 
 
 def without_effect(settings: Settings) -> dict[str, str]:
-    """Return the settings that another setting leaves without effect, with the reason, by name."""
+    """Return the reason why a setting has no effect, by name, for each setting that another setting overrides."""
     task, found = settings.task, {}
     if isinstance(task, Task) or own_code.is_reference(task):
         named = "the given Task" if isinstance(task, Task) else f"task = {task}"
@@ -61,13 +61,16 @@ def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
     """Warn about settings without effect, unusual learning rates, and asynchronous rounds with all clients.
 
+    The function also warns about sweeps whose values have different seeds.
+
     Args:
       specs: one run for each method, all with the same settings.
       newcomers: whether there are unseen clients.
       strict: whether to raise errors instead of warnings.
 
     Raises:
-      JaxpflError: if a hyper-parameter is out of range, or if a name is unknown.
+      JaxpflError: if a hyper-parameter is out of range, or if a name is unknown; with ``strict``, also instead of a
+        warning.
     """
     server_rates = [np.max(getattr(spec.hp, "server_lr", 0.0)) for spec in specs]
     if specs[0].server_optimizer != "sgd":
@@ -94,7 +97,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn if a sweep's values have different seeds, whose effects cannot then be separated; an error if ``strict``."""
+    """Warn if a sweep's values have different seeds, which mixes the two effects; raise an error if ``strict``."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -136,10 +139,10 @@ def check_federation(
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn about a privacy claim whose delta is so large that it means nothing; raise an error if ``strict``.
+    """Warn if delta is so large that the privacy claim means nothing; raise an error if ``strict``.
 
-    A method that publishes all data of one random client satisfies a claim with delta = 1 / clients. A method that
-    publishes one random example of a silo satisfies a claim with delta = 1 / examples.
+    A method that publishes all data of one random client satisfies a claim about users with delta = 1 / clients. A
+    method that publishes one random example of each client satisfies a claim about examples with delta = 1 / examples.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:

@@ -266,7 +266,7 @@ class Assembled:
         plan fixes their storage.
 
         Raises:
-          JaxpflError: if the method does not support the run.
+          JaxpflError: if the method does not support the run, or if no allowed storage has enough room.
         """
         algorithm, values = self.algorithm()
         plan, cpu, several = self.spec.plan, jax.default_backend() == "cpu", processes.several()
@@ -307,7 +307,7 @@ class Assembled:
         raise refusals[0]
 
     def algorithm(self) -> tuple[Algorithm, Any]:
-        """Build the method's algorithm and its hyper-parameters.
+        """Build the method's algorithm; return it with the hyper-parameters that its functions take.
 
         The algorithm is wrapped in the run's schedule, privacy mechanism, attack, robust aggregation and compressor, if
         the run has them.
@@ -360,7 +360,7 @@ class Assembled:
         return algorithm, values
 
     def _one_client(self) -> Splits:
-        """Shapes of one client's view of its data, computed without a trace to save time in each fit."""
+        """Shapes of one client's view of its data, computed without tracing, which would cost time in every fit."""
         number = jax.ShapeDtypeStruct((), np.int32)
 
         def view(split: ClientData) -> ClientData:
@@ -370,11 +370,13 @@ class Assembled:
         return Splits(*map(view, self.federation.splits))
 
     def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
-        """Privacy plan of each run, [S], or None for a run without noise; None if the runs are not private.
+        """Privacy plan of each run, [S], or its mechanism if examples are protected.
+
+        The entry of a run without noise is None. The result is None if the runs are not private.
 
         Raises:
-          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism is a list with another length than
-            the number of runs.
+          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism is a list whose length is not the
+            number of runs.
         """
         mechanism = self.mechanism
         if mechanism is None:
@@ -510,9 +512,10 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
 def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
     """Sampling of the cohorts (`participation.of`).
 
-    If uploads are private, the default is Poisson sampling, or cyclic sampling with banded noise. By default, a Poisson
-    cohort has enough slots for all drawn clients of a round with probability at least 1 - 1e-6. With the accountant
-    rdp, which does not support truncated cohorts, there is a slot for every client.
+    If uploads are private and cohorts do not contain all clients, the default is Poisson sampling, or cyclic sampling
+    with banded noise. By default, a Poisson cohort has enough slots for all drawn clients of a round with probability
+    at least 1 - 1e-6. With the accountant rdp, which does not support truncated cohorts, there is a slot for every
+    client.
 
     Raises:
       JaxpflError: if `participation.of` raises it.
@@ -536,9 +539,10 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
       options: static options of the method, by name.
 
     Raises:
-      JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if only one of
-        method and algorithm is pooled or asynchronous; if the algorithm cannot use the server optimizer because its
-        server receives single uploads; or if the method's own builder raises it.
+      JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if the method does
+        not support the model's running statistics; if only one of method and algorithm is pooled or asynchronous; if
+        the algorithm cannot use the server optimizer because its server receives single uploads; or if the method's own
+        builder raises it.
     """
     known = method.options
     for name in known.keys() - options.keys():

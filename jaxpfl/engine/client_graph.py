@@ -60,7 +60,7 @@ def client_graph(
       space: "data", "features" or "models".
       federation: trained clients, whose training inputs are compared.
       task: task whose model is trained for "models", initialised with key 0.
-      work: local work for "models", in each of `LOCAL_ROUNDS` rounds of the method ``local`` with its default
+      work: local work of a round for "models". The method ``local`` runs for `LOCAL_ROUNDS` rounds with its default
         hyper-parameters.
       neighbours: number k of neighbours. If there are fewer than k other clients, all of them are neighbours.
 
@@ -129,8 +129,9 @@ def _map_clients(vector: Callable[[Array, Array], Array], clients: ClientData) -
 def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
     """Median distance between different examples, the usual bandwidth of a kernel; 1 if all examples are equal.
 
-    At most `MOST_COMPARED` examples are compared: an equal number of first examples from every client. If
-    there are more clients than `MOST_COMPARED`, only the first example of the clients with the smallest ids is used.
+    At most `MOST_COMPARED` examples are compared: the first examples of each client, up to the same number for all
+    clients. If there are more clients than `MOST_COMPARED`, only the `MOST_COMPARED` clients with the smallest ids are
+    used, each with its first example.
     """
     compared = np.argsort(client_ids)[:MOST_COMPARED]
     each = max(1, MOST_COMPARED // len(compared))

@@ -67,11 +67,11 @@ class Spread(NamedTuple):
 
     Attributes:
       mesh: mesh of the devices, with an axis `AXIS`. The compiler handles the model axis, if there is one.
-      shared_data: whether every device reads all data, as CPU devices do, which share the host's memory. Otherwise each
-        device stores its own clients' data.
-      even: whether each device runs an equal part of the cohort. States then move to the device that runs the client
-        and back, which requires ``shared_data``. Otherwise a client runs on the device that stores its state, and only
-        sums are communicated.
+      shared_data: whether all devices read the same copy of the data, as CPU devices do in the host's memory. Otherwise
+        each device stores its own clients' data.
+      even: whether each device runs an equal part of the cohort, which requires ``shared_data``. The state of a client
+        then moves to the device that runs the client, and back. Otherwise a client runs on the device that stores its
+        state, and only sums are communicated.
     """
 
     mesh: Mesh

@@ -45,12 +45,12 @@ MOST = 128
 """Maximum number of programs and shapes in the cache. A program of a small model takes 1 to 3 MiB."""
 
 MAPPINGS = 0.5
-"""Largest used share of the memory mappings that Linux allows a process (65530 by default). If more are in use, the
-older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes over 500
-mappings, and LLVM aborts the process if no mapping is left."""
+"""Largest share, of the memory mappings that Linux allows a process (65530 by default), that may be in use. If more are
+in use, the older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes
+over 500 mappings, and LLVM aborts the process if no mapping is left."""
 
 _FEW = 4
-"""Number of programs for which the memory mappings are not counted, because so few use hardly any of them."""
+"""Number of programs up to which the memory mappings are not counted, because so few programs use hardly any."""
 
 LOADED = "/jaxpfl/programs/load_duration"
 """Name of the `jax.monitoring` event for the loading of a program from disk."""
@@ -107,6 +107,8 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
 def cached(key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None) -> Any:
     """Return the value for a key, which is computed at the first request and stored in memory and in the folder.
+
+    If the key does not identify the value in other processes (`Key.named`), the value is stored in memory only.
 
     If several threads request the same key, one of them computes the value and the others wait.
 
@@ -334,7 +336,7 @@ def named(*values: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Same:
-    """Wrapper of a value that is compared by its own equality, or by identity if it is not hashable."""
+    """Wrapper that compares a value by the value's own equality, or by identity if the value is not hashable."""
 
     value: Any
     hash: int | None

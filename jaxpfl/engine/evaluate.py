@@ -196,6 +196,9 @@ def make_adapt(
       task: model, loss and metrics.
       plan: plan of a round, with the groups of the unseen clients.
       split: split whose examples are scored.
+
+    Raises:
+      JaxpflError: by the built function, if the server sends each client its own message and has no ``welcome``.
     """
 
     work = partial(adapt_client, algorithm, task, plan.model)
@@ -382,7 +385,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
 
 
 def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
-    """Value of each `PerClient` metric, computed from all examples that a client has, []; NaN if it has none."""
+    """Value of each `PerClient` metric, computed from all of a client's examples, []; NaN if there are none."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
     found = {}
@@ -451,7 +454,7 @@ class Chosen(NamedTuple):
 
     Attributes:
       best: index of the best evaluation, [S]; the first one if several are equal, and 0 if all scores are NaN.
-      over: whether the run's patience has ended, [S] bool.
+      over: whether the run's patience has run out, [S] bool.
     """
 
     best: np.ndarray
@@ -459,10 +462,10 @@ class Chosen(NamedTuple):
 
 
 def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool = False) -> Chosen:
-    """Best evaluation of each run, and whether the run's patience has ended.
+    """Best evaluation of each run, and whether the run's patience has run out.
 
-    A run's patience ends after ``patience`` consecutive evaluations without a new best score. Later evaluations of this
-    run are ignored; they exist because the other runs in the same program continue. A NaN score is never the best.
+    A run's patience runs out after ``patience`` consecutive evaluations without a new best score. Later evaluations of
+    this run are ignored; they exist because the other runs in the same program continue. A NaN score is never the best.
 
     Examples:
       >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)

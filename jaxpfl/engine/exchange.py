@@ -33,7 +33,7 @@ class ClientMemory(NamedTuple):
 def bytes_per_client(
     algorithm: Algorithm, participation: Participation, state: RunState, hp: PyTree, federation: Federation
 ) -> tuple[int, int]:
-    """Bytes that one client uploads and receives in one round, without compression and without weights.
+    """Bytes that one client uploads and receives in one round, without compression and without `Upload.weight`.
 
     Both numbers are zero for a pooled method, because the cost of collecting the examples is not counted.
 

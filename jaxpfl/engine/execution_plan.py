@@ -22,14 +22,15 @@ from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.host_memory import readable
 
-_CACHE_BYTES = 256 * 1024  # bytes of parameters of a block of clients that fit in a CPU core's cache
+_CACHE_BYTES = 256 * 1024  # size of a block's parameters up to which they fit in a CPU core's cache
 _LARGEST_BLOCK = 128  # a CPU gains nothing from more clients in one operation
-_MOST_DEALT = 64  # with at most so many clients per device, moving states costs less than an uneven cohort (benchmarks)
+_MOST_DEALT = 64  # up to this number of clients per device, moving states costs less than an uneven cohort (measured)
 _MOST_DEVICES = sys.maxsize  # largest number of devices that ``auto`` uses
 _GPUS = "gpu", "cuda", "rocm"
 _QUICK = MappingProxyType({"xla_gpu_enable_triton_gemm": False})  # XLA neither builds nor times Triton's products
-# Client-steps times bytes of a model up to which ``auto`` compiles quickly. On an H200, quick saves 20 s of compiling
-# and costs a step of the papers' CNN (174 KiB) .2 us (FedAvg) to .45 us (AdaPeD): as much in 4e7 to 1e8 steps.
+# ``auto`` chooses quick if the number of client steps times the model's bytes is at most this number. On an H200, quick
+# saves 20 s of compilation, but a step of the papers' CNN (174 KiB) takes 0.2 us (FedAvg) to 0.45 us (AdaPeD) longer.
+# The saving is used up after 1e8 steps of FedAvg or 4e7 steps of AdaPeD.
 _QUICK_WORK = 8e12
 
 
@@ -116,7 +117,7 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; otherwise clients run on the device that stores their state.
       vmap_runs: whether seeds and settings are one vectorised axis; otherwise they run one after the other.
       reasons: one sentence for each choice.
-      form: form of the convolutions and pools in the user's own model; None if the model has none that can be chosen.
+      form: form of the convolutions and pools in the user's own model; None if there is no choice of a form.
       home: storage of the clients, in words; None if it is the devices.
       matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
       lowered: precision that is used and a remark about it; None if the plan requests float32.
@@ -184,8 +185,9 @@ def resolve(
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 
     Raises:
-      JaxpflError: if the plan wants more devices than are present or than the cohort has slots, or if the number of
-        devices is not a multiple of ``plan.model_shards``.
+      JaxpflError: if the plan wants more devices than are present or than the cohort has slots, if the number of
+        devices is not a multiple of ``plan.model_shards`` or of the number of processes, or if there are several
+        processes and ``plan.model_shards`` > 1.
     """
     backend = platform or jax.default_backend()
     shards, each = plan.model_shards, processes.count()

@@ -56,17 +56,17 @@ class Fit(NamedTuple):
       validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. They are NaN
         for a client without validation examples; None if no client has any.
       unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
-      privacy: privacy plan of each run, [S], or the mechanism of the silos if examples are protected; a run without
-        noise has None. None if the runs are not private.
+      privacy: privacy plan of each run, [S], or its mechanism if examples are protected; the entry of a run without
+        noise is None. None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.
       test_sizes: each client's number of test examples (labelled test tokens for the task next-token), [m].
-      patience: number of evaluations without a better validation score after which the runs stopped; None without early
+      patience: number of evaluations without a better validation score after which a run stops; None without early
         stopping.
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
         ``scores`` and ``validation``, attackers have NaN instead. None without an attack.
-      client_names: names of the clients, as `Federation.client_names`.
+      client_names: names of the clients, as in `Federation.client_names`.
       method: name of the method.
       client_ids: ids of the clients, [m].
       constant: best constant prediction and its `headline` score on each client, [m]; None if the task has none.
@@ -95,8 +95,10 @@ class Fit(NamedTuple):
         return self.table()
 
     def table(self) -> str:
-        """Table of the scores after the last round, as text: a row for each model, for new clients and for the best
-        constant prediction, and the clients with the worst scores.
+        """Table of the scores after the last round, as text.
+
+        The table has a row for each model, a row for unseen clients and a row for the best constant prediction, and it
+        names the clients with the worst scores.
 
         For the headline metric, the table has the mean over clients (± standard deviation over seeds), the 10 %
         quantile (90 % if lower is better) and the mean of the worst tenth of the clients. For other metrics, it has the
@@ -348,7 +350,7 @@ def train(
     unseen: Federation | None = None,
     callbacks: Sequence[Callable[[Evaluated], None]] = (),
 ) -> Fit:
-    """Train a method and score every client on its test examples; nothing is written.
+    """Train a method and score every client on its test examples; no files are written.
 
     Args:
       spec: method and settings of the run.

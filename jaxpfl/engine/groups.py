@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows in this group's stack to rows in the federation; m for empty slots. The inverse of `cohort`."""
+        """Map rows in this group's stack to rows in the federation; m for empty slots. The inverse of `rows_of`."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)

@@ -26,9 +26,9 @@ from jaxpfl.support.errors import JaxpflError
 def uses_of(
     algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
 ) -> list[Ledger]:
-    """Trace every client function in every group once, and return ledgers of the method's uses of examples.
+    """Trace every client function in every group once, and return one `Ledger` for each call.
 
-    Nothing is computed.
+    A ledger lists how the call uses the client's examples. Nothing is computed.
 
     Args:
       algorithm: algorithm of the method, without a privacy mechanism.

@@ -8,7 +8,8 @@ Contents of a folder::
     METHOD/global.npz          the global model's parameters, if the method has one
     METHOD/personal.stablehlo  program (parameters by path, scaled inputs) -> predictions, in the format of jax.export
     METHOD/global.stablehlo    the same program for the global model
-    METHOD/alone/ID.stablehlo  with ``--stablehlo``: program (inputs) -> predictions of one client, global for ID too
+    METHOD/alone/ID.stablehlo  with ``--stablehlo``: program (inputs) -> predictions for one client;
+                               global.stablehlo for the global model
     SHA256SUMS                 checksums of all these files, required by `load_models`
 
 The manifest records how inputs were encoded and scaled in training. If a method has several groups of clients with
@@ -96,6 +97,9 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
     Examples:
       >>> nested({"head/kernel": 1, "head/bias": 2})
       {'head': {'kernel': 1, 'bias': 2}}
+
+    Raises:
+      JaxpflError: if a path names both a parameter and a group of parameters.
     """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
@@ -149,7 +153,7 @@ class Models:
         self._ids = {str(names.get(str(id), id)): id for id in self._place}
 
     def client(self, client_id: int) -> PyTree:
-        """Parameters of a client's personalised model, in nested dictionaries with the structure of the model's own.
+        """Parameters of a client's personalised model, as nested dictionaries (`nested`).
 
         Raises:
           JaxpflError: if the client's model was not exported, or if its file is damaged.
@@ -176,10 +180,10 @@ class Models:
         """Predict the labels of new inputs, as the run predicted the labels of the client's test examples.
 
         Args:
-          client: name of the client (a text) or its id (a number); None for the global model.
-          x: inputs in the form that the user's data had before the run scaled them. For a table: a data frame, or a
-            dictionary of columns. For a table, an array [n, d] of the features that ``manifest`` lists is accepted too.
-            For other data: an array [n, ...]; pixels are bytes, or real numbers from 0 to 1.
+          client: name of the client (a string) or its id (a number); None for the global model.
+          x: inputs in the form that the user's data had before the run scaled them. For a table: a data frame, a
+            dictionary of columns, or an array [n, d] of the features that ``manifest`` lists. For other data: an array
+            [n, ...]; pixels are bytes, or real numbers from 0 to 1.
 
         Returns:
           Probabilities of the classes, [n, classes], or of the labels of a multilabel task, [n, labels]; expected
@@ -187,7 +191,7 @@ class Models:
 
         Raises:
           JaxpflError: if the client is unknown, if there is no global model, if the inputs differ from the inputs of
-            the run, or if the models were exported by a version of jaxpfl without `predict`.
+            the run, or if the folder does not record how inputs are encoded (``--private-only``).
         """
         return self._predict(self._known(client), x)
 

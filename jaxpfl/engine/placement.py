@@ -65,7 +65,7 @@ class Placement(NamedTuple):
 
 
 def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
-    """Make the placement of m clients on the first devices, with the same number of devices in each process.
+    """Make the placement of m clients on the first devices of each process, the same number in every process.
 
     Args:
       num_clients: number m of clients.
@@ -272,7 +272,7 @@ def _check_data(federation: Federation, placement: Placement) -> None:
 
 
 _SMALL = 2**24
-"""Needs of fewer bytes are not compared with the free memory, because each reading of it reads four files."""
+"""Requests for fewer bytes are not compared with the free memory, because determining it means reading four files."""
 
 _program_bytes: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
 """Bytes that each program needs. They are stored because XLA takes milliseconds to compute them, which would slow down

@@ -113,8 +113,9 @@ class Programs:
         return program
 
     def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """Function that makes the initial states, ``(keys, hp [S], clients) -> states``, from run and noise keys, each
-        [S].
+        """Function that makes the initial states, ``(keys, hp [S], clients) -> states``.
+
+        ``keys`` is the pair of the run keys, [S], and the noise keys, [S], which are None without noise.
 
         Args:
           block: number of clients whose states are computed at a time; None for all.
@@ -132,7 +133,8 @@ class Programs:
         If the program does not fit in memory, it is compiled again with a smaller block of clients.
 
         Raises:
-          OutOfMemoryError: if ``plan.clients`` fixes the block, or if not even one client at a time fits.
+          OutOfMemoryError: if the program does not fit and ``plan.clients`` fixes the block, or if not even one client
+            at a time fits.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
@@ -239,7 +241,7 @@ def traced_as(
 
 
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
-    """The algorithm with only the functions that a program uses. Methods with the same functions share the program."""
+    """The algorithm with only the functions that a program uses, so that methods which share them share the program."""
     of_client, of_server = _USED[name]
     others = dict.fromkeys(set(Client._fields) - set(of_client), _unused)
     clients = tuple(client._replace(**others) for client in algorithm.clients)

@@ -85,7 +85,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     - ``participants``, the number of clients in the cohort;
     - ``diverged``, the number of clients whose work was discarded because it was not finite;
     - ``dropped``, the number of clients that dropped out, if there is a dropout rate;
-    - ``left_out``, the number of clients for which a drawn cohort had no slot, if the sampling can leave out clients;
+    - ``left_out``, the number of drawn clients for which the cohort had no slot, if the sampling can leave out clients;
     - `BITS`, summed over the uploads that reached the server, if the algorithm counts bits;
     - ``round_seconds``, the simulated duration, if there is a time model;
     - ``idle``, the number of clients that trained outside the cohort, and ``idle_...``, their average metrics, if the
@@ -118,7 +118,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
         for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
-            # The counts of all clients are in the order of a single group's stack.
+            # Counts are in the order of the only group's stack or, with several groups, of the federation.
             own_rows, before = group.cohort(rows), counts if group.only else group.take(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
@@ -276,8 +276,8 @@ def take_part(
 ) -> Outcome:
     """One client's round in the cohort.
 
-    The outcome's summed part is a tuple: the packed upload, 1 if the upload arrived, the `_Done`, and the `_Tally`. For
-    a method whose server needs single uploads, the packed upload is kept instead of summed.
+    ``Outcome.summed`` is a tuple: the packed upload, 1 if the upload arrived and otherwise 0, the `_Done`, and the
+    `_Tally`. For a method whose server needs single uploads, the first two are in ``Outcome.kept`` instead.
 
     In asynchronous rounds, the last item of ``shared`` is an `InFlight` instead of a message, and the last item of
     ``data`` is the client's slot in the `InFlight`.

@@ -223,13 +223,13 @@ def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False)
 
 
 def client_means(scores: np.ndarray) -> np.ndarray:
-    """Return each client's mean over its scores that are not NaN, [S, m] -> [m]; NaN if all seeds' scores are NaN."""
+    """Return each client's mean over its finite scores, [S, m] -> [m]; NaN if no seed has a finite score."""
     finite = np.isfinite(scores)
     return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
 
 
 def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: Any = None) -> list[dict[str, Any]]:
-    """Return the five clients with the worst scores (mean over seeds), by id, name and value, the worst first.
+    """Return up to five clients with the worst scores (mean over seeds), by id, name and value, the worst first.
 
     Args:
       scores: scores [S, m].

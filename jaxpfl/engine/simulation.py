@@ -113,8 +113,9 @@ class Simulation:
 
         Raises:
           JaxpflError: if the participation is for another number of clients, if two clients have the same id, if the
-            method does not accept the data, if an unseen client has the id of a trained client, if a group has no
-            client, or if `in_flight.concurrency` raises it.
+            method does not accept the data, if an unseen client has the id of a trained client, if ``adapt_rounds`` is
+            negative, if a group has no client, or if `in_flight.concurrency` or `execution_plan.resolve` raises it.
+          OutOfMemoryError: if the data do not fit in memory.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
@@ -479,10 +480,14 @@ class Simulation:
         return self.federations[0] if whole and not self.algorithm.pooled else None
 
     def export(self, platform: str, seeds: int = 1) -> jax.export.Exported:
-        """The program of one `advance` call, lowered for a platform ("cpu", "cuda", "tpu") that need not be present.
+        """The program of one `advance` call, lowered for a platform that need not be present.
 
         The plan's automatic choices (clients at once, form of the convolutions, placement) are made for that platform,
         with the number of devices that are present on this machine.
+
+        Args:
+          platform: "cpu", "cuda", "rocm" or "tpu".
+          seeds: number of runs.
 
         Raises:
           JaxpflError: if the platform is unknown.
@@ -521,7 +526,7 @@ class Simulation:
         return self._programs.digest("advance", self._arguments("advance", runs))
 
     def bytes_per_client(self) -> tuple[int, int]:
-        """Bytes that one client uploads and receives in one round, without compression and without weights."""
+        """Bytes that one client uploads and receives in one round (`exchange.bytes_per_client`)."""
         return exchange.bytes_per_client(
             self.algorithm, self.participation, *self.shapes_of_one_run(), self.federations[0]
         )

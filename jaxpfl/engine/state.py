@@ -265,7 +265,7 @@ def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: 
 
 
 def keyless(state: RunState) -> RunState:
-    """The state with the data of its random keys instead of typed keys, which can be stored."""
+    """The state with its random keys as plain arrays (key data), so that it can be stored."""
 
     def data(key: Key) -> Array:
         return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
@@ -307,7 +307,7 @@ def check_values(name: str, value: Any, runs: int) -> None:
     """Check that a value is one number, or one number for each run, [S].
 
     Raises:
-      JaxpflError: if the value is a list of another length than the number of runs.
+      JaxpflError: if the value is a list whose length is not the number of runs.
     """
     if np.ndim(value) and len(value) != runs:
         raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
@@ -317,7 +317,7 @@ def rows_of(values: PyTree, runs: int) -> PyTree:
     """Broadcast leaves [] or [S] to one value for each run, [S].
 
     Raises:
-      JaxpflError: if a leaf, which the message names, has another length.
+      JaxpflError: if a leaf is a list of another length; the message names the leaf.
     """
     for path, value in jax.tree.leaves_with_path(values):
         check_values(jax.tree_util.keystr(path, simple=True), value, runs)

@@ -151,8 +151,8 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
 def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federation | None) -> int:
     """Number of values that the model must return for an example.
 
-    It is the number of classes for a classification, the number of tokens for next-token, and the number of an
-    example's labels for other tasks.
+    It is the number of classes for a classification, the number of tokens for next-token prediction, and the number of
+    labels of an example for other tasks.
 
     Raises:
       JaxpflError: if a label exceeds the number of classes or does not suit the task.
@@ -190,7 +190,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
 
 
 def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
-    """Size of the vocabulary for next-token, which inputs and labels share."""
+    """Size of the vocabulary that inputs and labels of the task next-token share."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(

@@ -2,8 +2,8 @@
 
 The files of a stored run can be restored to its last checkpoint after the process was killed. The folder contains:
 
-- ``leaf-I.npy``, one array [S, m, ...] for each leaf. There is no index, because a row's position follows from its
-number. NumPy can read the files;
+- ``leaf-I.npy``, one array [S, m, ...] for each leaf, which NumPy can read. There is no index, because a row's
+  position follows from its number;
 - ``store.json``, which describes these arrays and is written after the initial states;
 - ``undo-ROUND`` (`Journal`), for each of the last two checkpoints;
 - ``pending.json``, while a checkpoint is written.
@@ -43,7 +43,8 @@ class RowFile:
     """An array [S, m, ...] in a file, read and written row by row with system calls, not through the memory map.
 
     A memory map uses pages of up to 2 MiB. Each page that is touched counts in the process's resident size, and the
-    system writes it to the disk as a whole. With the map, 100 rows of a CNN's states, 18 MB in a round, became 565 MB.
+    system writes it to the disk as a whole. A round that wrote 100 rows of a CNN's states (18 MB) through the map
+    touched 565 MB.
 
     Attributes:
       array: memory map of the array, which shows the values that `put` has written.
@@ -210,7 +211,7 @@ def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, byte
       size: bytes of a row.
 
     Raises:
-      JaxpflError: if an intact record has another row number, which means that the journal belongs to other states.
+      JaxpflError: if an intact record has a row number outside 0 ... rows - 1, because it belongs to other states.
     """
     if not path.exists():
         return

@@ -30,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
-"""Number of bytes of states from which on a warning names their folder before the states are written."""
+"""Size of states in bytes from which a warning names their folder before they are written to files."""
 _UNNAMED = 2**30
 """Largest number of bytes that states may take in the system's folder for temporary files."""
 
