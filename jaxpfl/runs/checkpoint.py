@@ -1,7 +1,7 @@
-"""Checkpoints of one method's state, written atomically by orbax, with checksums.
+"""Checkpoints of one method's state, written with orbax and protected by checksums.
 
 The latest two checkpoints are kept. The folder ``checkpoints/METHOD/ROUND`` contains ``state`` (orbax's files) and
-``SHA256SUMS``. The folder is written under a temporary name and renamed when complete."""
+``SHA256SUMS``. The folder is written under a temporary name and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete all other checkpoints, including incomplete ones."""
+        """Delete all checkpoints, complete or not, except the checkpoint of ``round``."""
         for other in self._folder.iterdir():
             if other.name != str(round) and other.is_dir() and not other.is_symlink():
                 with writing(other):
@@ -226,9 +226,9 @@ def restore(
 
 
 def _abstract(like: Any) -> Any:
-    """Return the shape, dtype and placement of a leaf as stored; a key is stored as its raw data.
+    """Return the shape, dtype and placement of a leaf as it is stored; a NumPy array is returned unchanged.
 
-    Every checkpoint reader supports the raw data, but not JAX's key types.
+    A key is stored as its raw data, because not every reader of checkpoints supports JAX's key types.
     """
     if isinstance(like, np.ndarray):
         return like
@@ -237,7 +237,7 @@ def _abstract(like: Any) -> Any:
 
 
 def _typed(found: Any, like: Any) -> Any:
-    """Convert a stored leaf to a NumPy array, a key, or a JAX array with the same placement, as `like` is."""
+    """Convert a stored leaf to the type of ``like``: a NumPy array, or a key or JAX array with the same placement."""
     if isinstance(like, np.ndarray):
         return np.asarray(found)
     return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
@@ -257,7 +257,7 @@ def _reason(error: Exception) -> str:
 
 _READ = "read.json"
 _SECONDS = 60.0
-"""Minimum number of seconds between two saves. A killed run loses about this much work."""
+"""Minimum number of seconds between two saves. Unless saving is slow, a killed run loses about this much work."""
 _REST = 20
 """Minimum time between two saves, in multiples of the last save's duration: saving takes at most 1/20 of the time."""
 
@@ -320,6 +320,7 @@ class Unfinished:
         """Return the last saved state, its round, the seconds spent until then, and the results read until then.
 
         If no usable state is stored, the state is ``first``, the round and the seconds are 0, and there are no results.
+        Files that cannot be used are deleted with a warning.
 
         Args:
           simulation: simulation of the runs.

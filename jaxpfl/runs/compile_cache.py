@@ -28,7 +28,7 @@ TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)
 _MIN_COMPILE_SECONDS = 0.2
 
 _AUTOTUNED = "xla_gpu_per_fusion_autotune_cache_dir"
-"""Folder, below the cache's, in which XLA keeps the products that it found fastest on a GPU, as JAX sets by default."""
+"""Subfolder in which XLA stores its autotuning results on a GPU; JAX places it in the cache's folder by default."""
 
 
 def enable() -> Path | None:
@@ -104,8 +104,9 @@ def repair(warning: str) -> bool:
 def trim(root: Path, limit: int) -> None:
     """Delete the least recently used programs until at most ``limit`` bytes remain.
 
-    The programs of all machines and versions below ``root`` count. JAX's own limit is not used: it needs a package that
-    JAX does not install, and refuses every write if an earlier process was killed between writing two files.
+    The programs of all machines and versions below ``root`` are counted. JAX's own limit is not used: it needs a
+    package that JAX does not install, and refuses every write if an earlier process was killed between writing two
+    files.
     """
     entries = []
     for path in (*root.glob("xla-*/*-cache"), *root.glob(f"xla-*/{_AUTOTUNED}/*")):
@@ -140,6 +141,6 @@ def _machine() -> tuple[str, ...]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine(), platform.processor()
-    # The line is called "flags" on x86 and "Features" on Arm; the set keeps one of several cores' equal lines.
+    # The line is called "flags" on x86 and "Features" on Arm. Each core has such a line; the set removes duplicates.
     flags = {line.partition(":")[2].strip() for line in lines if line.lower().startswith(("flags", "features"))}
     return platform.machine(), *sorted(flags)

@@ -66,7 +66,7 @@ TEST_USERS = "test"
 @dataclass(frozen=True)
 class _Source:
     data: str = setting("digits")
-    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
+    """Data set: digits (included), planted (simulated), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
     leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
     current folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
     that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
@@ -78,8 +78,9 @@ class _Source:
     """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
     """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
-    by the median, or the most frequent text, of all clients' training rows; or impute-client by those of the client's
-    own training rows. Each imputed column adds a feature that indicates missing values."""
+    by the median, or the most frequent text, of all clients' training rows; or impute-client, by the median or the most
+    frequent text of the client's own training rows. Each imputed column adds a feature that indicates missing
+    values."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
     date: str | None = setting(None)
@@ -88,8 +89,8 @@ class _Source:
     """Date, such as 2025-01-31, that splits a table csv:FILE by the first column of --date: earlier rows are for
     training, the others for testing. Validation rows are each client's last training rows."""
     person: str | None = setting(None)
-    """Column of a table csv:FILE that names each row's person; a client's rows of one person are never in different
-    splits."""
+    """Column of a table csv:FILE that names each row's person; all rows of a person at one client are in the same
+    split."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
@@ -124,7 +125,7 @@ class DataConfig(Split, _Source):
 
     @property
     def named_task(self) -> str | None:
-        """Name of a registered task; None for the default task, and for a task of the user's own."""
+        """Name of a registered task; None for the default task, and for the user's own task."""
         return self.task if isinstance(self.task, str) and not own_code.is_reference(self.task) else None
 
     @property
@@ -163,7 +164,7 @@ class RunConfig(Settings, DataConfig):
     checkpoint_every: int = setting(50, range=COUNT)
     """Number of rounds between checkpoints; one is always written at the end."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig, metadata=about())
-    """User-level differential privacy of the uploads: clipping, noise and the privacy guarantee."""
+    """Differential privacy of users or examples: clipping, noise and the privacy guarantee."""
     plan: ExecutionPlan = field(default_factory=ExecutionPlan, metadata=about())
     """Execution of the run, which affects speed and memory but not the results (up to rounding errors of sums)."""
 
@@ -180,8 +181,8 @@ def resolve(config: RunConfig) -> RunConfig:
     """Return the config with every preset filled in; `prepare` later fills in values that depend on the data.
 
     Raises:
-      JaxpflError: if the task is unknown, a count is below one, a share is outside [0, 1), or the cohort is larger
-        than the number of clients.
+      JaxpflError: if the task is unknown, a value is out of range, settings contradict each other, or a setting cannot
+        be stored as text.
     """
     if config.named_task is not None and config.named_task not in TASKS:
         raise unknown_name("task", config.named_task, TASKS)
@@ -355,10 +356,10 @@ def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[s
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    Each change is a text ``name: old -> new``. Changes are allowed to the execution plan (except its precision and
-    tuning), to ``checkpoint_every``, and to the paths of the data and of the initial parameters. The number of rounds
-    may increase, unless the learning-rate schedule or the privacy noise depends on it. Any other change makes a
-    different experiment.
+    Each change is a string ``name: old -> new``. Changes are allowed to the execution plan (except its precision and
+    tuning, unless the old or new value is ``auto``), to ``checkpoint_every``, and to the paths of the data and of the
+    initial parameters. The number of rounds may increase, unless the learning-rate schedule or the privacy noise
+    depends on it. Any other change makes a different experiment.
     """
     semantic, allowed = [], []
     old = fill_defaults(old)
@@ -388,7 +389,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
     """Return the default folder of a run, ``runs/COMMAND-DATA-HASH``.
 
-    The hash covers the settings that may not change when a run is resumed. If the folder exists, a number is appended;
+    The hash covers the command, the methods and the settings, except the number of rounds, ``checkpoint_every``, the
+    folder of the data, and the execution plan other than its precision. If the folder exists, a number is appended;
     with ``resume``, the existing folder with the highest number is returned.
     """
     fixed = to_json(config)
@@ -490,7 +492,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """Parse a TOML or YAML config file, or the ``config.json`` of a run folder, into a mapping name -> value.
 
     Raises:
-      JaxpflError: if the file is missing, has another suffix, does not parse, or is not a table.
+      JaxpflError: if the file is missing, has another suffix, does not parse, has too many values, or is not a table.
     """
     path = Path(path)
     try:
@@ -517,7 +519,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Parse YAML.
 
     Raises:
       Exception: if the text does not parse, or a name appears twice in a mapping (PyYAML would keep the last value).
@@ -553,7 +555,7 @@ def from_mapping(values: Mapping[str, Any], where: str) -> RunConfig:
     Field names may be written with dashes or underscores.
 
     Raises:
-      JaxpflError: if a field is unknown or a value has the wrong type.
+      JaxpflError: if a field is unknown or appears twice, or a value has the wrong type.
     """
     return _read_fields(RunConfig, values, where)
 
@@ -608,7 +610,11 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:
-    """Return the value, as a float if the annotation allows it; refuse a value of any other type."""
+    """Return a value whose type the annotation allows; if it allows floats, numbers and numeric text become floats.
+
+    Raises:
+      JaxpflError: if the value has another type.
+    """
     allowed = annotation.split(" | ")
     if value is None and "None" in allowed:
         return None

@@ -82,10 +82,10 @@ class Reporter:
     """Object whose methods are called with the progress of a run or a sweep. The methods of this class do nothing."""
 
     def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
-        """Called when runs begin, or continue after ``done`` rounds; ``name`` is the method's, or a group's."""
+        """Called when runs begin, or continue after ``done`` rounds; ``name`` names the method or the group of runs."""
 
     def progress(self, rounds: int, loss: float, score: float | None = None) -> None:
-        """Called when ``rounds`` rounds are done; ``score`` is the last evaluation's, None before the first."""
+        """Called when ``rounds`` rounds are done, with the score of the last evaluation (None if there is none)."""
 
     def finish(self, runs: int) -> None:
         """Called when a sweep has recorded runs."""
@@ -125,7 +125,7 @@ class Patience:
     """Early stopping of one method: its validation scores so far, and whether its patience has run out.
 
     Args:
-      experiment: experiment of the run, whose config has a patience.
+      experiment: experiment of the run, whose config sets ``patience``.
       name: name of the method.
       records: records of the run up to round ``done``.
       done: round from which the run continues.

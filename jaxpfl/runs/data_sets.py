@@ -1,4 +1,4 @@
-"""Data sets of a config: registered data sets, the user's tables, and saved federations (``federation:FOLDER``).
+"""Data sets of a config: registered data sets, the user's files, and saved federations (``federation:FOLDER``).
 
 A data set's preset gives the values of the config's fields that are None. If a paper states settings for the data set,
 the preset consists of these settings.
@@ -45,7 +45,7 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Return the name of the preset's data set; for a saved federation, the data set that was split."""
+    """Return the name of the data set whose preset applies; for a saved federation, the data set that was split."""
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
@@ -53,7 +53,8 @@ def adopt_split(config: C) -> C:
     """Return the config with the settings of the split from the saved federation that it names.
 
     Raises:
-      JaxpflError: if the config sets a different value for one of these settings.
+      JaxpflError: if the config sets a different value for one of these settings, or ``unseen_clients = test``; or if
+        the folder is missing or damaged.
     """
     _refuse_test_users(config)
     known = dataclasses.asdict(Split(partition="natural")) | _manifest(config.data, config.data_dir)["split"]
@@ -91,8 +92,8 @@ def convert(config: RunConfig, folder: Path) -> Stored:
       folder: folder to create.
 
     Raises:
-      JaxpflError: as in `data.load`, `data.federate` and `data.save_federation`, or if the data set is a saved
-        federation, or if ``standardize`` or ``unseen_clients = test`` is set.
+      JaxpflError: as in `data.load`, `data.federate` and `data.save_federation`; if the data set is a saved federation;
+        or if ``standardize`` or ``unseen_clients = test`` is set.
     """
     if is_stored(config.data):
         raise JaxpflError(f"{config.data} is already a saved federation")
@@ -134,7 +135,7 @@ FIELDS = (
     *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
     *("tokens", "date", "split_date", "person"),
 )
-"""Fields of a config that select the data set."""
+"""Fields of a config that determine the data set and how it is read."""
 
 
 def is_table(config: DataConfig) -> bool:
@@ -235,7 +236,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"model": "linear", "cohort": 139, "batch_size": 32, "rounds": 200, "test_share": 0.2, "lr": 0.01},
     "planted": _PLANTED,
 }
-"""Presets by data set, as differences from `_COMMON`. Without ``model``, `model_for` chooses one by the inputs."""
+"""Presets by data set, as differences from `_COMMON`. If a preset has no ``model``, `model_for` chooses one."""
 
 # A table with a column of clients. Its features are standardised, and the learning rate suits correlated features.
 _OWN_TABLE: dict[str, Any] = _USERS | {
@@ -255,9 +256,9 @@ def preset(data: str, partition: str | None, users_per_client: int | None = None
     """Return the preset of a data set, adapted to a partition and a number of users per client.
 
     If either is None, the preset's value is used. Options that the partition does not take are left out. The preset's
-    number of clients applies only to its own partition and users per client. With another grouping of users, or if the
-    given partition is ``natural``, there are as many clients as groups of users (``clients`` is None). With any other
-    partition there are 50 clients.
+    number of clients applies only to its own partition and users per client. With another number of users per client,
+    or if ``natural`` replaces the preset's partition, there are as many clients as groups of users (``clients`` is
+    None). If another partition replaces the preset's, there are 50 clients.
 
     Args:
       data: name of the data set.
@@ -281,8 +282,8 @@ def model_for(source: Source) -> str:
     """Return the default model of a data set whose preset names none.
 
     Raises:
-      JaxpflError: if the inputs consist of several arrays, or are tokens of which some are not classes. No model of the
-        package accepts such inputs.
+      JaxpflError: if the inputs consist of several arrays, or are tokens and some token is not a class. No model that a
+        config can name accepts such inputs.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(

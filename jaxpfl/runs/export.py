@@ -42,7 +42,8 @@ class Stack(NamedTuple):
       parameters: pytree of the clients' parameters, with leaves [m, ...].
       of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
         or with several models; ``parameters`` is then the method's state of the personalised model, unchanged.
-      predict: function of one client's parameters, by path, and inputs [n, ...] (`outcome`).
+      predict: function of one client's parameters, by path, and inputs [n, ...]; it returns probabilities or expected
+        labels (see `outcome`).
     """
 
     client_ids: np.ndarray
@@ -105,13 +106,19 @@ class LastModels:
         return Stack(client_ids, models, of_model, self.by_path(own, models))
 
     def by_path(self, predict: Callable[..., Array], parameters: PyTree) -> Callable[..., Array]:
-        """Return the function that gives the outcome of ``predict`` for parameters by path, like ``parameters``."""
+        """Return the function of arrays by path, and of inputs, that computes the `outcome` of ``predict``.
+
+        The arrays are the leaves of a pytree with the structure of ``parameters``.
+        """
         structure, paths = jax.tree.structure(parameters), list(leaves_by_path(parameters))
         return lambda arrays, x: self._outcome(predict(jax.tree.unflatten(structure, [arrays[p] for p in paths]), x))
 
 
 def outcome(task: Task, loss: Any) -> Callable[[Array], Array]:
-    """Return the function that converts a model's output to probabilities, or, in a regression, to expected labels."""
+    """Return the function that converts a model's output to probabilities, or, in a regression, to expected labels.
+
+    For tasks of other kinds, the function returns the output unchanged.
+    """
     if task.kind in (CLASSIFICATION, NEXT_TOKEN):
         return jax.nn.softmax
     if task.kind in ("binary", "ranking"):
@@ -155,8 +162,8 @@ class Selection(NamedTuple):
       clients: ids of the clients to export; None for all clients.
       seed: seed to export; None for the run's first seed.
       only_global: whether to leave out the personalised models.
-      private_only: whether to export only what the method's privacy claim covers: the global model, and the
-        personalised models if the claim is about examples, without scaling, names, settings and seeds.
+      private_only: whether to export only what the method's privacy claim covers: the global model and, if the claim is
+        about examples, the personalised models. Scaling, names, settings and seeds are left out.
       per_client: whether to write one file per client instead of one file for all clients.
       stablehlo: whether to write for each model a separate program that predicts without any other file.
     """
@@ -196,9 +203,10 @@ def export(
       The output folder, and its manifest.
 
     Raises:
-      JaxpflError: if ``wanted`` selects clients together with ``only_global``, or an empty list of clients; if the
-        folder is not a run, or the run lacks the method, client or seed; if a method is unfinished; if the data differ
-        from the run's; or if the output exists or cannot be written.
+      JaxpflError: if ``wanted`` has an empty list of clients, or options that exclude each other; if the folder is not
+        a run, or the run lacks the method, client or seed; if a method is unfinished; if the data differ from the
+        run's; if ``private_only`` is set but there is no private method or there are several; if ``stablehlo`` is set
+        but features need float64; or if the output exists or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
         raise JaxpflError("--global exports no clients' models: leave out --clients and --per-client, or --global")
@@ -254,8 +262,7 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
 
     Raises:
       JaxpflError: if no method or several methods have a claim (the costs of several claims would add up); if the round
-        of the last model was chosen without noise; or if ``wanted`` selects clients' files or programs with the
-        scaling.
+        of the last model was chosen without noise; or if ``wanted`` sets ``clients``, ``per_client`` or ``stablehlo``.
     """
     if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
         raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")
@@ -331,7 +338,7 @@ def _described(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
-    """Return the scaling of the run's features, which models' inputs need too; None without scaling."""
+    """Return the scaling of the run's features, which also applies to the exported models' inputs; None if unscaled."""
     if experiment.scaling is None:
         return None
     mean, deviation = map(leaves_by_path, experiment.scaling)
@@ -366,7 +373,10 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
 
 
 def parameters_origin(where: str) -> Origin | None:
-    """Return the origin of the parameters in a run folder or a folder of exported models; None for an .npz file."""
+    """Return the origin of the parameters in a run folder or a folder of exported models.
+
+    Return None for an .npz file, and for models that were exported with ``--private-only``.
+    """
     path, _ = _place(where)
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():

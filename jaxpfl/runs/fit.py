@@ -97,7 +97,8 @@ def fit(
     Args:
       method: registered name, or a `Method` of your own.
       federation: stacked data of the clients.
-      unseen: clients that are never trained, for ``Fit.unseen_accuracy``; `jaxpfl.set_apart` makes such clients.
+      unseen: clients that do not take part in training. ``Fit.unseen_accuracy`` has their scores after adaptation;
+        `jaxpfl.set_apart` separates such clients from a federation.
       callbacks: functions that are called in order after every evaluation, with an `Evaluated`. They cannot change the
         run.
       output: run folder to create, like ``jaxpfl run --output``, with a copy of the federation. Commands such as report
@@ -105,8 +106,8 @@ def fit(
         run. Settings must then be text or numbers; own code is ``FILE.py:NAME``. None to write nothing.
 
     Raises:
-      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, or if the data do not allow a
-        setting, or if the folder cannot be written.
+      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if the data do not allow a
+        setting, or if the folder exists or cannot be written.
     """
     given = dict(locals())
     settings = {name: given[name] for name in inspect.signature(RunSpec).parameters}
@@ -183,7 +184,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
     """Return the config with which ``jaxpfl run`` repeats the run.
 
     Raises:
-      JaxpflError: if a setting is neither text nor a number.
+      JaxpflError: if a setting is neither text nor a number, or the seeds are not consecutive.
     """
     from jaxpfl.runs.config import RunConfig
     from jaxpfl.runs.run_folder import FEDERATION

@@ -1,4 +1,4 @@
-"""Names of settings in other packages, for errors that suggest this package's name to a user who types one of them."""
+"""Names that other packages use for settings; if a user types one of them, the error suggests this package's name."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def adapt(
       For each client, the result of `Models.predict` for its rows.
 
     Raises:
-      JaxpflError: if the folder is not the models' run, if a client has no labelled row, if a label is unknown, or if
-        the method cannot adapt new clients.
+      JaxpflError: if the folder is not the models' run, if the run's data are not a table with one column of labels, if
+        a client has no labelled row, or if a label is unknown.
     """
     if not (folder / "config.json").is_file():
         raise JaxpflError(f"--adapt needs the run of the models: {folder} must be its folder")

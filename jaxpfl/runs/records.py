@@ -82,7 +82,7 @@ def run_id(method: str, settings: Mapping[str, Value], seed: int) -> str:
 
 
 class Journal:
-    """File of the records in a sweep folder."""
+    """The file with the records of a sweep folder."""
 
     def __init__(self, folder: Path):
         self.path = folder / JOURNAL / "main.jsonl"

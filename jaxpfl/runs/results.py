@@ -121,7 +121,7 @@ def write_method(
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
-    """Return the mean number of rounds in which a trained client took part, as an integer.
+    """Return the mean number of rounds in which a trained client took part, rounded to an integer.
 
     The mean is over clients and seeds. Return None for a method that trains on the pooled examples.
     """
@@ -283,7 +283,8 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
     """Return the simulated seconds of a method: of the whole run, and until an evaluation first reaches ``time_to``.
 
-    Each entry has a value per seed [S]. The result is empty if the records lack a round.
+    Each entry has a value per seed [S]. The result is empty if there are no records of rounds, or one before the last
+    recorded round is missing.
     """
     rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
     if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):

@@ -156,6 +156,7 @@ def run_methods(
 
     Raises:
       Interrupted: after Ctrl-C or SIGTERM. Finished rounds are saved, and calling the function again continues the run.
+      JaxpflError: if a method cannot be run, or a file cannot be read or written.
     """
     rounds = experiment.config.rounds
     tuning = processes.on_first(lambda: files.read_json(folder / "config.json")["config"]["plan"]["tuning"])

@@ -100,7 +100,7 @@ def _lock(folder: Path) -> int | None:
 GRAPH = "graph.csv"
 """File name of the graph of the clients in a run folder."""
 FEDERATION = "fit-federation"
-"""Folder, in the run folder of ``jaxpfl.fit``, with the federation."""
+"""Name of the subfolder in which ``jaxpfl.fit`` saves the federation in its run folder."""
 SUMMARY = "summary.json"
 SHARED = (SUMMARY, "plots", "report.html")
 """Names of files and folders that runs and sweeps have in common."""
@@ -224,14 +224,18 @@ def discard_unstarted(folder: Path) -> None:
 
 
 CODE = "code"
-"""Subfolder with copies of the user's files, so that results can be continued and exported later: the files that the
-settings name as ``FILE.py:NAME``, the modules that these files import from their own folders, and checksums. In
-``config.json`` and ``sweep.json``, the entry ``code`` maps the name of each of the user's methods to its reference
-``FILE.py:NAME``."""
+"""Subfolder with copies of the user's files, so that results can be continued and exported later.
+
+It contains the files that the settings name as ``FILE.py:NAME``, the modules that these files import from their own
+folders, and checksums. In ``config.json`` and ``sweep.json``, the entry ``code`` maps the name of each of the user's
+methods to its reference ``FILE.py:NAME``."""
 
 
 def sources_of(methods: Iterable[str]) -> dict[str, str]:
-    """Return the reference of each method from a file of the user, by method name, with the bare file name."""
+    """Return the reference ``FILE.py:NAME`` of each method that the user's files define, by method name.
+
+    The references have bare file names, without folders.
+    """
     found = {name: algorithms.get(name).source for name in methods}
     return {name: own_code.moved(source) for name, source in found.items() if source}
 
@@ -252,7 +256,7 @@ def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
 
 
 def write_code(folder: Path, texts: Mapping[str, bytes]) -> None:
-    """Write copies of files into a run or sweep folder, and keep the copies already there."""
+    """Write copies of files into a run or sweep folder; copies of other files are kept."""
     for name, text in texts.items():
         (folder / CODE / name).parent.mkdir(parents=True, exist_ok=True)
         with files.whole(folder / CODE / name, "wb") as file:
@@ -269,13 +273,15 @@ def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with its references pointing to the copies in ``folder``; by default, with bare file names."""
+    """Return the config with references to the copies in ``folder``; by default, references have bare file names."""
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
     return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 
 
 def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str]) -> list[str]:
-    """Return the methods' names, with a reference to its copy in place of each method from a file of the user.
+    """Return the names of the methods; a method from a file of the user is replaced by a reference to its copy.
+
+    A warning says that code from the folder will be run.
 
     Args:
       folder: subfolder ``code/`` with the copies.

@@ -1,4 +1,4 @@
-"""Preparation of an experiment from its config: data, task, compiled methods, and the privacy claims.
+"""Preparation of an experiment from its config: data, task, methods, and privacy claims.
 
 The data are identified by their checksum. A graph of clients is read from a CSV file with one edge (two client ids) on
 each line; a header and repeated edges are allowed. Initial parameters given by the user have an `Origin`, on which the
@@ -71,8 +71,8 @@ class Experiment(NamedTuple):
       unseen: clients that do not take part in training; None if there are none.
       graph: graph of the clients; None if no method needs it.
       scaling: scaling of all inputs; None if they are not standardised.
-      class_names: names of the classes, as `Source.class_names`.
-      columns: columns of the table from which the features come, as `Source.columns`, with the values that replace
+      class_names: names of the classes, as in `Source.class_names`.
+      columns: columns of the table from which the features come, as in `Source.columns`, with the values that replace
         missing ones.
       caveats: limitations of the experiment's privacy claims.
       constant: constant prediction and its scores, as `constant_scores` returns them.
@@ -94,7 +94,7 @@ class Experiment(NamedTuple):
 
     @property
     def client_names(self) -> Names | None:
-        """Names of the trained clients, as `Federation.client_names`."""
+        """Names of the trained clients, as in `Federation.client_names`."""
         return self.federation.client_names
 
     @property
@@ -120,14 +120,14 @@ class Experiment(NamedTuple):
 
     @property
     def tuning(self) -> str:
-        """Value of ``plan.tuning`` after the automatic choice, which is skipped (``auto``) for example on a CPU."""
+        """Value of ``plan.tuning`` after the automatic choice; ``auto`` if no choice is made, for example on a CPU."""
         plan, first = self.config.plan, next(iter(self.runs.values()))
         model_bytes = num_bytes(compiled.shapes(self.task.init, jax.random.key(0)))
         found = tuning_of(plan, jax.default_backend(), model_bytes, first.client_steps)
         return plan.tuning if plan.tuning != "auto" or found is None else found[0]
 
     def with_tuning(self, tuning: str) -> Experiment:
-        """Return the experiment with a value of ``plan.tuning``."""
+        """Return the experiment with another value of ``plan.tuning``."""
         plan = dataclasses.replace(self.config.plan, tuning=tuning)
         runs = {
             name: dataclasses.replace(run, spec=dataclasses.replace(run.spec, plan=plan))
@@ -175,13 +175,16 @@ def prepare(
     Args:
       config: resolved config.
       methods: names of the methods.
-      strict: whether warnings (for example of an unused flag) become errors.
+      strict: whether warnings (for example about an unused flag) become errors.
       initial: parameters that ``config.warm_start`` names, by path, as `export.read_parameters` returns them.
       origin: origin of these parameters, as `export.parameters_origin` returns it.
       given: data set and federation, if `load_federation` has already been called.
       among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
         unused only if none of these methods uses it.
       own: methods by name that are used as given, without a look-up among the registered methods.
+
+    Raises:
+      JaxpflError: if a name is unknown, a value is out of range, or the data or a method do not allow a setting.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
@@ -307,9 +310,9 @@ def load_federation(
 def clients_of(
     config: RunConfig, source: data.Source, federation: Federation
 ) -> tuple[Federation, Federation | None, data.Scaling | None, data.TableColumns | None]:
-    """Separate the unseen clients from the trained clients, and standardise the inputs if the config asks for it.
+    """Separate the unseen clients from the trained clients, and replace missing values of a table.
 
-    Missing values of a table are replaced by values of the trained clients' training rows.
+    The inputs are standardised if the config asks for it or the data set is a table.
 
     Args:
       config: resolved config.
@@ -364,7 +367,7 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
       client_ids: ids of the m clients, in the federation's order.
 
     Raises:
-      JaxpflError: if the file cannot be read, or a line is not the ids of two different clients.
+      JaxpflError: if the file cannot be read, or a line does not consist of the ids of two different clients.
     """
     cells, _ = csv_text.rows(path)
     if cells.shape[1] > 1 and not any(cell.lstrip("-").isdecimal() for cell in cells.iloc[0]):

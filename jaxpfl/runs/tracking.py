@@ -23,7 +23,7 @@ class Tracker(Protocol):
     """Object that receives a run's records, for one method at a time, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
-        """Start a method, or continue it after ``done`` rounds, which makes earlier records of later rounds invalid."""
+        """Start a method, or continue it after ``done`` rounds; records received earlier for later rounds are void."""
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:

@@ -34,19 +34,21 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       A dict with the entries:
 
       - ``folders``: paths of the two runs;
-      - ``metric``: name of the scores' metric;
+      - ``metric``: name of the scores' metric, and ``lower_is_better``, whether smaller scores are better;
       - ``settings``: settings that differ, each with its ``name`` and its values ``first`` and ``second``;
       - ``unpaired``: reasons why the runs are not paired;
-      - ``methods``: for each method of both runs, the mean scores ``first`` and ``second``, their ``difference``, the
-        endpoints ``low`` and ``high`` of the confidence interval of the clients' mean difference (Student's t), and
-        ``better``, the fraction of clients that are better off in the second run. The last three are None unless the
-        runs are paired. If clients have names, ``worse`` lists at most five clients, those with the largest loss in the
-        second run. If each run has a single method, the two methods are compared even if their names differ;
+      - ``methods``: for each method that both runs have, its names ``first_method`` and ``second_method``, the mean
+        scores ``first`` and ``second``, their ``difference`` (second minus first), the endpoints ``low`` and ``high``
+        of the confidence interval of the clients' mean difference (Student's t), and ``better``, the fraction of
+        clients that are better off in the second run. The last three are None unless the runs are paired and at least
+        two clients have scores. If the clients of paired runs have names, ``worse`` lists the (at most five) clients
+        that are hurt most in the second run. If each run has a single method, the two methods are compared even if
+        their names differ;
       - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:
-      JaxpflError: if a folder has no finished run or damaged files, or if the runs have different metrics or no method
-        in common.
+      JaxpflError: if a folder contains no finished run or has damaged files, or if the runs have different metrics or
+        no method in common.
     """
     runs = open_run(first), open_run(second)
     summaries = [_summary(run) for run in runs]

@@ -160,7 +160,7 @@ def print_folders(console: Any, found: Sequence[Folder]) -> None:
 
 
 class Checked(NamedTuple):
-    """Result of a `check`.
+    """Result of `check`.
 
     Attributes:
       folder: description of the folder, with the status ``damaged`` if ``troubles`` is not empty.

@@ -83,7 +83,7 @@ def code(words: str) -> str:
 
 
 def folded(title: str, *parts: str) -> str:
-    """Return HTML in which the parts are hidden until the reader opens them by their title."""
+    """Return HTML in which the parts are hidden until the reader clicks on their title."""
     return f"<details><summary>{text(title)}</summary>{''.join(parts)}</details>"
 
 

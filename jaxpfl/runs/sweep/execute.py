@@ -148,8 +148,8 @@ def run_group(
       stopped: function that returns True once the current chunk should be abandoned.
       ready: result of `prepare_group`, if the caller has already called it.
       states: states at which successive halving stopped runs. Runs continue from them, and new states are added.
-      unfinished: folder for this group alone. A chunk is saved there about every minute and when it is abandoned, and
-        continued from there.
+      unfinished: folder for this group alone. Unless its state is too large, a chunk is saved there about every minute
+        and when it is abandoned, and later continues from there. None to save nothing.
     """
     try:
         ready = ready or prepare_group(group, loaded)
@@ -362,7 +362,7 @@ class Stopped(NamedTuple):
     Attributes:
       state: state of S runs.
       rounds: number of rounds run so far.
-      seconds: pair of seconds per run so far: without compilation, and of compilation.
+      seconds: seconds per run so far, as a pair (execution without compilation, compilation).
     """
 
     state: RunState
@@ -406,8 +406,8 @@ class States:
 
 
 UNDEFINED = "_undefined"
-"""Suffix of an entry's name: the number of clients for which the metric is undefined. The entry is omitted if it is
-zero."""
+"""Suffix of the name of an entry with the number of clients for which a metric is undefined. Such an entry is omitted
+if it is zero."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
 """Suffix of an entry's name -> statistic over clients in the entry, for all metrics except the headline."""
 
@@ -424,7 +424,8 @@ def measure(
       loss: training loss of the last round [S].
 
     Returns:
-      For each run, its results by name; they are means over clients unless the name states another statistic.
+      For each run, its results by name. Scores, losses and gradients are means over clients unless the name states
+      another statistic; bytes and steps are totals over clients.
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None

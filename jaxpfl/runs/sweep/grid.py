@@ -82,7 +82,7 @@ def parse(text: str) -> Axis:
 
 
 def axis(name: str, given: str | Sequence[Value]) -> Axis:
-    """Make an axis from its name and its values, given as a text (see `parse`) or a list.
+    """Make an axis from its name and its values, given as a string (see `parse`) or a list.
 
     Raises:
       JaxpflError: as in `parse`.
@@ -316,7 +316,7 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
     Args:
       name: full name of the setting.
       method: method of the runs.
-      config: config of the runs, which determines whether privacy protects examples; if None, it does not.
+      config: config of the runs, which determines whether privacy protects users or examples; users if it is None.
     """
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
@@ -337,7 +337,7 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
 
 
 def is_traced(name: str, method: Method, config: RunConfig) -> bool:
-    """Return whether runs that differ only in this setting can share one program, as the setting is a traced value."""
+    """Return whether a setting is a traced value, so that runs that differ only in this setting can share a program."""
     owner, dot, own = name.partition(".")
     if name in _TRACED_NOISE:
         # Otherwise the numbers are constants in the method's functions, or determine the structure of the noise.
@@ -366,7 +366,7 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
 
 
 def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """Return the config with one value of each axis of the privacy noise.
+    """Return the config with one value for each axis that determines the privacy noise.
 
     Without these values the config might be invalid; for example, a run cannot have delta without epsilon.
     """

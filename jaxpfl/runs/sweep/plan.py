@@ -143,7 +143,7 @@ def rounds_at(group: Group, share: float) -> int:
 def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tuple[Group, ...]:
     """Return groups of the runs that have not yet reached the current rung of their method.
 
-    The groups' ``until`` is that rung.
+    The ``until`` of each group is the round of that rung.
 
     Args:
       definition: definition of the sweep.

@@ -175,7 +175,7 @@ def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem
 
 
 def setting_key(settings: Mapping[str, Value]) -> str:
-    """Return a text that identifies a setting, independently of the order of its axes.
+    """Return a string that identifies a setting, independently of the order of its axes.
 
     As in `records.run_id`, 1, 1.0 and True are different values.
     """
@@ -243,7 +243,7 @@ def summarize(
       choices: choices as `select` returns them; empty if no settings are chosen.
       seeds: seeds of the search.
       programs: number of programs compiled for the sweep.
-      seconds: seconds that the sweep took.
+      seconds: total seconds of compilation and execution of all runs.
 
     Returns:
       ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
@@ -344,7 +344,7 @@ def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
 
 
 MOST_ROWS = 40
-"""Maximum number of settings that are all listed on the terminal; with more, only the best settings are."""
+"""Maximum number of settings of a sweep that the terminal lists; if there are more, it lists only the best."""
 _COMPILING = "compile_seconds"
 _MOST_NAMED = 3
 _NARROWEST = 20
@@ -352,7 +352,7 @@ _NARROWEST = 20
 
 
 class Sheet(NamedTuple):
-    """A table of texts.
+    """A table whose cells are strings.
 
     Attributes:
       header: names of the columns.
@@ -400,7 +400,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
 
 
 def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
-    """Return a setting as text, such as ``lr=0.1, psi_init=3.5``; the method's name is omitted before its own names."""
+    """Return a setting as text, such as ``lr=0.1, psi_init=3.5``; the prefix ``METHOD.`` of ``method`` is omitted."""
     return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
 
 
@@ -515,7 +515,7 @@ def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return texts for the total compilation time and execution time, in seconds, over the runs in some rows."""
+    """Return the total compilation time and execution time of the runs in some rows, in seconds, as text."""
     compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
     known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
     return format_seconds(known), format_seconds(sum(row["seconds"] for row in rows))

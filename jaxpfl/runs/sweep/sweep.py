@@ -115,7 +115,7 @@ class Sweep:
         return sweep
 
     def check_runs(self) -> None:
-        """Refuse a sweep before it begins if its first groups all fail, or if a setting has an unknown name as value.
+        """Refuse a sweep before it begins if its first groups all fail, or if the value of an axis is an unknown name.
 
         Raises:
           JaxpflError: the error of the first group, or of a group with an unknown name.
