@@ -22,7 +22,7 @@ from jaxpfl.support.output_paths import NEW_FOLDER, scratch
 
 @dataclass(frozen=True)
 class Output:
-    """Flags of a study for its output."""
+    """Output flags of a study."""
 
     json: bool = False
     """Print the results as one JSON object and nothing else on standard output."""

@@ -118,14 +118,14 @@ def predict(
     adapt: bool = False,
     target: str | None = None,
 ) -> None:
-    """Predict the rows of a new table, each by the model of its client, or by the global model for a new client.
+    """Predict the rows of a new table, each with its client's model, or with the global model for a new client.
 
     Args:
         csv: Table with the columns of the run's features; other columns are not used.
         output: CSV file to write, with the columns client, prediction, and a probability for each class; standard
             output unless given.
         client: Column with the clients' names; the run's column of clients unless given.
-        only_global: Predict each row by the global model.
+        only_global: Predict every row with the global model.
         method: Method whose models predict; optional if there is only one.
         encoding: Encoding of the table; as in the run unless given.
         adapt: Adapt a new client to its rows with a label, as a run adapts --unseen-clients, and predict all its rows.

@@ -177,8 +177,8 @@ class _Audit:
     """Number of runs (worlds) in the audit with a single canary, which takes part in about half of them; more runs can
     show a larger epsilon."""
     worlds_delta: float = 0.1
-    """Delta at which the bound of this audit is compared with the claim; 0.01 to 0.2 are the most informative "
-    "values."""
+    """Delta at which the bound of this audit is compared with the claim; values from 0.01 to 0.2 are the most
+    informative."""
     canaries: int | None = None
     """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
     given."""
@@ -201,8 +201,8 @@ def audit(
 
     Canaries are clients whose uploads are easy to detect. One audit makes many runs, with and without a single canary;
     another audit makes one run with many canaries, each of which a coin flip includes or leaves out. Each audit gives a
-    lower bound on epsilon, which is compared with the claim. The noise and the cohorts are also tested against those
-    that the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is not
+    lower bound on epsilon, which is compared with the claim. It is also tested whether the noise and the cohorts are
+    drawn as the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is not
     proved. Flags that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
     """
     from jaxpfl.audit import audit as play

@@ -59,7 +59,7 @@ class _Axes(Draws):
 
 @dataclass(frozen=True)
 class _Session(WriteFlags):
-    """Flags of a sweep for its output, resuming, and Ray."""
+    """Flags of a sweep for output, resuming, and Ray."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Sweep folder; runs/sweep-DATA-HASH unless given."""

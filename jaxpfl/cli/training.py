@@ -1,4 +1,4 @@
-"""The commands compare and run, which train, and the commands data and export."""
+"""The commands compare, run, data, export and deploy."""
 
 from __future__ import annotations
 
@@ -47,10 +47,14 @@ class WriteFlags:
     """Print only the result and errors: no progress, notes or warnings (--strict turns warnings into errors)."""
 
     def check_force(self, output: Path | None, *, resume: bool) -> None:
-        """Check that ``--force``, which is given, has ``--output`` beside it and not ``--resume``.
+        """Check that ``--force`` is used with ``--output`` and without ``--resume``.
+
+        Args:
+          output: value of ``--output``.
+          resume: whether ``--resume`` is given.
 
         Raises:
-          JaxpflError: if ``--force`` is used in another way.
+          JaxpflError: if ``--output`` is missing, or ``--resume`` is given.
         """
         if resume:
             raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
@@ -73,7 +77,7 @@ class WriteFlags:
 
 @dataclass(frozen=True)
 class Session(WriteFlags):
-    """Flags of a run for its output, resuming, tracking, and several processes."""
+    """Flags of a run for output, resuming, tracking, and several processes."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Run folder; runs/COMMAND-DATA-HASH unless given."""

@@ -94,11 +94,11 @@ def federate(source: Source, **settings: Any) -> Federation:
 
     The partition also assigns the examples of the official test set. If there is no such set (or, for the partition
     "natural", if no test user is a training user), each client's examples are split into training and test examples.
-    The two parts have class proportions as equal as the counts allow, except that in an ordered source
-    (`Source.ordered`), each user's last examples are held out. The partition "natural" leaves out test users without
-    training examples, with a warning; `federate_unseen` makes clients of such users. If the source is in files, the
-    clients' inputs are written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced as
-    in `fills_of`.
+    The two parts have class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each
+    user's last examples are held out instead, and if the source names persons, all examples of a person are in the same
+    part. The partition "natural" leaves out test users without training examples, with a warning; `federate_unseen`
+    makes clients of such users. If the source is in files, the clients' inputs are written to temporary files. Missing
+    values of a table (`TableOptions.missing`) are replaced as in `fills_of`.
 
     Args:
       source: data set to split.
@@ -106,7 +106,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     Raises:
       JaxpflError: if a value is out of range; if the partition is unknown; if an option is missing or unsupported; if
         the split is impossible (for example, a split by class if labels are not classes); if a client has no training
-        examples (unless ``drop_empty``); or if the source contains a NaN.
+        examples (unless ``drop_empty``); or if an input or label is invalid, for example not finite.
 
     Examples:
       >>> import jaxpfl
@@ -218,7 +218,7 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
 def _names(source: Source, own: list[Indices]) -> Names | None:
     """Return the name of each client, joined from its users' names.
 
-    Return None if names are unknown or numbers from 0, or if a joined name is long.
+    Return None if the names are unknown, are just the numbers 0, 1, ..., or if a joined name would be too long.
 
     Args:
       source: data set with users.

@@ -140,7 +140,7 @@ def nonempty_clients(
       empty: mask of the clients that lack examples, [m].
       who: `labels` of all clients, [m].
       drop_empty: whether to leave these clients out with a warning, instead of raising an error.
-      lack: phrase for messages about what these clients lack, such as "no training examples".
+      lack: predicate for messages that says what these clients lack, such as "have no training data".
       remedy: advice besides ``drop_empty``, for messages.
 
     Raises:
@@ -394,7 +394,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 def stack_dealt(
     train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool, names: Names | None = None
 ) -> Federation:
-    """Stack examples that are dealt to clients; the result is the same as by `stack_clients`.
+    """Stack examples that are dealt to clients; the result is the same as that of `stack_clients`.
 
     Args:
       train, test, validation: examples of the clients, not checked again; the inputs are results of `alike`.

@@ -46,7 +46,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """Return the federation with inputs ``(x - mean) / deviation`` in float32; file inputs go to new files.
+    """Return the federation with inputs ``(x - mean) / deviation`` in float32; inputs in files are put in new files.
 
     Example::
 
@@ -123,7 +123,7 @@ def _rows(federation: Federation, x: np.ndarray, split: ClientData) -> Iterator[
 
 
 def _fill(column: Column, x: np.ndarray) -> float | str:
-    """Return the median or the most frequent level in a column's features [N, d]; ``column.fill`` without any value."""
+    """Return the median or most frequent level in a column's features [N, d]; ``column.fill`` if all are missing."""
     known = x[x[:, -1] == 0, :-1]
     if not len(known):
         assert column.fill is not None

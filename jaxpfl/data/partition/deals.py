@@ -35,6 +35,9 @@ def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, 
     shuffled, and k cards are dealt to each client. A client that got a class twice swaps one of the two cards with a
     client that lacks the class. If no swap is possible, the deck is dealt again. After 20 attempts, the deck is dealt
     greedily, which always succeeds but mixes the classes less.
+
+    Raises:
+      JaxpflError: if there are fewer than k classes, or more than m k.
     """
     if k > len(classes):
         raise JaxpflError(f"{what} per client must be from 1 to {len(classes)}, the number of {what}, got {k}")

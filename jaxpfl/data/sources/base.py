@@ -48,8 +48,8 @@ class Source(NamedTuple):
         num_classes - 1.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.
-      persons: [N] int32, the person of each training example, or None. A client's examples of one person are never in
-        different splits.
+      persons: [N] int32, the person of each training example, or None. All examples of a person at one client are in
+        the same split.
       columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
@@ -76,7 +76,7 @@ class Source(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Record of how a federation was made from a data set, so that a model's new inputs can be prepared alike.
+    """Record of how a federation was made from a data set, so that new inputs can be prepared in the same way.
 
     Attributes:
       inputs, scales, class_names, columns: as in `Source`; ``columns`` has the values that replace missing ones.

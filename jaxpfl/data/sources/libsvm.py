@@ -6,8 +6,8 @@ files.
 
 By default, integer labels become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1), and other
 labels make the task a regression. For the task multilabel, a line begins with any number of labels, ``2,5 index:value
-...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense float32 arrays,
-and are not scaled.
+...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense float32 arrays
+(float64 if float32 loses digits), and are not scaled.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
       task: task of the labels; by default, inferred from their values.
 
     Raises:
-      JaxpflError: if a file is missing; if a line cannot be parsed; if a number is NaN; if labels are not classes; if
-        the test file has a class that the training file lacks; or if there are too many features for a dense array.
+      JaxpflError: if a file is missing; if a line cannot be parsed; if a number is not finite; if labels do not suit
+        the task; if the test file has a class that the training file lacks; or if there are too many features for a
+        dense array.
     """
     train, test = _locate(name, path, root)
     files = [train] if test is None else [train, test]

@@ -1,8 +1,9 @@
 """NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` files.
 
-An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats [N] or [N, d] for a regression, or one token
-for each position of the input tokens [N, T], where -1 means no label. An archive may also have ``x_test`` and
-``y_test``, and ``users_train`` and ``users_test`` (or ``writer_...``) with the user of each example.
+An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats [N] or [N, d] for a regression, integers 0
+and 1 [N, d] for several labels per example, or one token for each position of the input tokens [N, T], where -1 means
+no label. An archive may also have ``x_test`` and ``y_test``, and ``users_train`` and ``users_test`` (or
+``writer_...``) with the user of each example.
 
 Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if ``tokens`` is set, if the array
 ``vocabulary`` gives the number of tokens, or if the task is next-token. All other inputs are features. Classes are
@@ -124,7 +125,7 @@ def load_npz(
 
     Raises:
       JaxpflError: as in `read_npz`; or if an array is missing; if shapes do not match; if no task is given and the
-        labels are floats with integer values; if tokens or their labels exceed 32 bits; or if a number is NaN.
+        labels are floats with integer values; if tokens or their labels exceed 32 bits; or if a number is not finite.
     """
     headers = read_headers(path)
     description = description or f"arrays in {path}"

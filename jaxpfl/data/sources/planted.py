@@ -111,7 +111,7 @@ def parse(text: str) -> PlantedSettings:
 
 
 def enlarged(text: str, clients: int) -> str:
-    """Return the name of a data set, changed for a planted set such that it has at least ``clients`` clients.
+    """Return the name of the planted set that has the same settings, but at least ``clients`` clients.
 
     Other names, and planted sets that state their number of clients, are returned unchanged.
     """

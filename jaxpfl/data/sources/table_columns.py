@@ -25,10 +25,10 @@ Kind: TypeAlias = Literal["numeric", "categorical", "date"]
 
 _DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 """Supported date formats, as in `pandas.to_datetime`; all dates of a column must have the same format."""
-_MANY_TEXTS = 30  # a column with more distinct texts causes a warning
+_MANY_TEXTS = 30  # a column with more distinct strings causes a warning
 
 _MOST_TEXTS = 1000
-_FREE = 0.5  # a column whose distinct texts exceed this fraction of the rows is not categorical
+_FREE = 0.5  # a column whose distinct strings exceed this fraction of the rows is not categorical
 _MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
 """Cells with a number and a percent or currency sign, which would otherwise become categories."""
 
@@ -65,7 +65,7 @@ class Column(NamedTuple):
         return [float(level == self.fill) for level in self.levels] or [float(self.fill or 0.0)]
 
     def apply(self, table: Table) -> np.ndarray:
-        """Return the features of a table's rows, float64 [N, d], as `TableColumns.apply` does."""
+        """Return this column's features for a table's rows, float64 [N, d] (see `TableColumns.apply`)."""
         import pandas
 
         name = table.find(self.name)
@@ -165,7 +165,7 @@ class TableColumns(NamedTuple):
           table: table with these columns, and possibly others. The rows of a data frame count as lines 1 to N.
 
         Raises:
-          JaxpflError: if a column is missing, a text is not a known level, or a cell of a numeric column is neither a
+          JaxpflError: if a column is missing, a string is not a known level, or a cell of a numeric column is neither a
             number nor a missing value that can be replaced; the message names the line and the column.
         """
         table = table if isinstance(table, Table) else csv_text.table_of(table)
@@ -195,7 +195,8 @@ def columns_of(
     """Choose the features of a table's columns from their cells.
 
     At first, a missing value is replaced by the column's first value; `jaxpfl.data.fills_of` later computes
-    replacements from the training rows. A column of text with many distinct texts, or with dates, causes a warning.
+    replacements from the training rows. A column of strings causes a warning if it has many levels, or if the strings
+    are dates.
 
     Args:
       table: table to read.
@@ -288,10 +289,10 @@ def check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def numbers_in(table: Table, name: str) -> np.ndarray | None:
-    """Convert a column to numbers, [N]; return None if the column has text.
+    """Convert a column to numbers, [N]; return None if the column contains strings.
 
     Raises:
-      JaxpflError: if most cells are numbers and others are text, or if most cells have percent or currency signs.
+      JaxpflError: if most cells are numbers but others are not, or if most cells have percent or currency signs.
     """
     found = table.parsed(name)
     wrong = np.flatnonzero(np.isnan(found))

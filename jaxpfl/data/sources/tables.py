@@ -1,9 +1,10 @@
 """Your own tables, ``csv:FILE``, with columns of labels and, optionally, a column with the clients' names.
 
-The first line names the columns. Each column of numbers becomes a feature. Each column of text becomes several features
-of 0 and 1, one for each distinct text. If no task is given, a single column of labels means classification if it has
-texts or few distinct integers, and otherwise regression. Classes are in the order of the values. Several columns of
-labels must contain numbers; they mean the task multilabel if all numbers are 0 or 1, and otherwise regression.
+The first line names the columns. Each column of numbers or dates becomes a feature. Each column of strings becomes
+several features of 0 and 1, one for each distinct string. If no task is given, a single column of labels means
+classification if it has strings or few distinct integers, and otherwise regression. Classes are in the order of the
+values. Several columns of labels must contain numbers; they mean the task multilabel if all numbers are 0 or 1, and
+otherwise regression.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TableOptions(NamedTuple):
       date: columns of dates, which become numbers of days.
       split_date: first day of the test rows, by the first column of ``date``; rows with earlier dates are training
         rows, in chronological order.
-      person: column that names the person of each row; a client's rows of one person are never in different splits.
+      person: column that names the person of each row; all rows of a person at one client are in the same split.
     """
 
     target: str | None = None
@@ -78,8 +79,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
     Raises:
       JaxpflError: if the file is not such a table (the message names the line and the column); if a column is unknown;
-        if a value is missing; if a column has neither numbers nor categories; if the labels do not suit the task; or if
-        there are fewer than two clients.
+        if a value is missing that ``options.missing`` does not allow; if a column has neither numbers nor categories;
+        if the labels do not suit the task; or if the column of clients names fewer than two clients.
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
@@ -147,7 +148,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
 
 def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.ndarray]:
-    """Return the row indices in chronological order, and a mask of the rows dated ``first`` or later."""
+    """Return the table with its rows in chronological order, and a mask of the rows dated ``first`` or later."""
     (day,) = days_of([first], "ISO8601")
     if np.isnan(day):
         raise JaxpflError(f"split_date must be a date such as 2025-01-31, got {shown(first)}")

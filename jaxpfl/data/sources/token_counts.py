@@ -62,7 +62,7 @@ class TokenCounts(NamedTuple):
         )
 
     def most_frequent(self, tokens: int) -> TokenCounts:
-        """Restrict the vocabulary to its most frequent ``tokens`` tokens.
+        """Restrict the vocabulary to the ``tokens`` most frequent tokens.
 
         Tokens are sorted by decreasing frequency; ties keep their order in the vocabulary.
 
