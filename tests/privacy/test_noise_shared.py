@@ -43,10 +43,10 @@ def federation():
 
 
 def train(federation, method: str, privacy: Mechanism | PrivacyConfig, **more) -> None:
-    settings = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 4, "seeds": [5]}
-    settings |= {
-        "plan": ExecutionPlan(devices=1)
-    } | more  # on several, what nobody's rows draw is a client's, and dropped
+    settings = {"model": "linear", "rounds": 2, "batch_size": 4, "seeds": [5]}
+    settings |= {} if "local_epochs" in more else {"local_steps": 2}
+    # On several devices, what nobody's rows draw is a client's, and dropped.
+    settings |= {"plan": ExecutionPlan(devices=1)} | more
     fit(method, federation, privacy=privacy, **settings)
 
 
