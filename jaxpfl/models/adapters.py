@@ -36,7 +36,7 @@ def lora(
     trained: str = "",
     personal: str = "",
 ) -> Model:
-    """Add low-rank adapters to a model; return a model whose parameters are the adapters.
+    """Add low-rank adapters to a model; return a model with only the trained parameters.
 
     Its parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and ``trained/PATH`` for
     each parameter that is trained in full from its given value, such as a classifier. Patterns are comma-separated
@@ -52,7 +52,7 @@ def lora(
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
-      base: parameters of the model, which are frozen.
+      base: parameters of the model, which are frozen unless a pattern in ``trained`` matches their path.
       rank: rank r of A and B, at least 1.
       alpha: scale alpha of the adapters; by default r, so that the factor alpha / r is 1.
       at: patterns of parameters to adapt; parameters with fewer than two axes are not adapted. If a parameter has more

@@ -131,9 +131,9 @@ def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate
     """Wrap a ``flax.nnx.Module``, or a function that makes one from ``nnx.Rngs``.
 
     A function draws new parameters for each seed. An instance already has parameters, and every run starts from these
-    parameters, for any seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute. In
-    training, the module is in the mode that ``module.train()`` sets; `train` is also passed to ``__call__`` if this
-    method has an argument `train`. All random streams derive from the key of `apply`.
+    parameters, whatever its seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute. In
+    training with a key, the module is in the mode that ``module.train()`` sets; `train` is also passed to ``__call__``
+    if this method has an argument `train`. All random streams derive from the key of `apply`.
 
     Example::
 
@@ -209,7 +209,10 @@ CLASSIFICATION, NEXT_TOKEN = "classification", "next-token"
 
 
 class Task(NamedTuple):
-    """A model with a loss and metrics, which return a value per example so that callers can mask and weight them.
+    """A model with a loss and metrics.
+
+    The loss returns a value per example, so that callers can mask and weight the examples. A metric does the same, or
+    scores all examples of a client together (`per_client`).
 
     Attributes:
       model: model whose predictions are scored.
@@ -313,7 +316,7 @@ def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
 
 
 def binary_task(task: Task) -> Task:
-    """Return the task of predicting labels 0 and 1 by one logit.
+    """Return the task of predicting labels 0 and 1 with one logit.
 
     Its metrics are "accuracy" (the headline), "auc", "calibration_error" and "loss".
     """
@@ -322,7 +325,7 @@ def binary_task(task: Task) -> Task:
 
 
 def ranking_task(task: Task) -> Task:
-    """Return the task of ranking examples with label 1 above examples with label 0 by a single logit.
+    """Return the task of ranking examples with label 1 above examples with label 0, with a single logit.
 
     Its metrics are "auc" (the headline) and "loss".
 
@@ -334,7 +337,7 @@ def ranking_task(task: Task) -> Task:
 
 
 def multilabel_task(task: Task) -> Task:
-    """Return the task of predicting several binary labels, each by one logit.
+    """Return the task of predicting several binary labels, with one logit for each.
 
     Its metrics are "macro_f1" (the headline), "accuracy" and "loss".
     """

@@ -65,7 +65,8 @@ def linear(num_classes: int) -> Model:
 class MLP(nn.Module):
     """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
 
-    Each hidden layer can be normalised before its relu, by "layer" (Ba et al. 2016, "Layer Normalization") or "batch".
+    If ``norm`` is "layer" (Ba et al. 2016, "Layer Normalization") or "batch", each hidden layer is normalised before
+    its relu.
     """
 
     num_classes: int
@@ -96,7 +97,7 @@ class CNN(nn.Module):
     Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside the network, the batch is the last dimension. The
     features of the dense part are in the order (C, H, W), as PyTorch flattens.
 
-    A normalisation, by "group" (two groups) or "batch", can replace the bias of each convolution.
+    If ``norm`` is "group" (two groups) or "batch", a normalisation replaces the bias of each convolution.
     """
 
     num_classes: int

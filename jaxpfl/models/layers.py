@@ -1,4 +1,4 @@
-"""Layers and normalisations as flax.linen modules, with the initialisation of the papers' code.
+"""Layers and normalisations as flax.linen modules, initialised as in PyTorch.
 
 Kernels and biases are initialised uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
 converted to the parameters' dtype, so float64 parameters compute in float64.

@@ -51,7 +51,7 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
 
 
 OUTPUTS = PerClient(lambda predictions, y, valid: predictions)
-"""Predictions of a client's examples, [n, ...], in the place of a metric."""
+"""Pseudo-metric that returns the predictions for a client's examples, [n, ...], instead of a score."""
 
 
 class Pooled(NamedTuple):
@@ -196,8 +196,9 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """AUC averaged over the binary labels, []; labels with the same value for all examples are omitted. The result is
-    NaN if no label remains.
+    """Mean over the binary labels of each label's AUC, [].
+
+    Labels with the same value for all examples are omitted. The result is NaN if no label remains.
     """
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]

@@ -1,4 +1,4 @@
-"""Modules of flax.linen, flax.nnx and equinox as pure functions of their parameters, nested dictionaries by path.
+"""Conversion of flax.linen, flax.nnx and equinox modules to pure functions of their parameters.
 
 Only flax.linen modules can have running statistics of batch normalisation. The statistics are part of the parameters:
 ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH. Every method that averages, sends or
@@ -31,8 +31,7 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 
 
 def linen_functions(module: nn.Module) -> LinenFunctions:
-    """Return the functions of a module, which pass ``train`` to the module's ``__call__`` if ``__call__`` has this
-    argument.
+    """Return the functions of a module; they pass ``train`` to its ``__call__`` if ``__call__`` has this argument.
 
     Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm`` whose
     mode is not set use the running averages outside of training.
@@ -296,7 +295,7 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 class Given:
-    """`Model.init` of a module that already has parameters, which returns these parameters for every key.
+    """Function `Model.init` for a module that already has parameters; it returns these parameters for every key.
 
     Attributes:
       name: name of the module's class.

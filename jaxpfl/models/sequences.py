@@ -22,7 +22,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) over time, initially zero: [T, N, E] -> states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) with initial state 0: inputs [T, N, E] -> states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\

@@ -29,7 +29,7 @@ INK, GRID = "#333333", "#e6e6e6"
 
 
 def shades(count: int) -> list[str]:
-    """Return ``count`` colours: the eight of `COLORS`, then darker variants, then lighter ones, and so on.
+    """Return ``count`` colours: the eight of `COLORS`, then darker and lighter variants of them; 24 are distinct.
 
     Examples:
       >>> len(set(shades(24)))

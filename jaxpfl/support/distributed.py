@@ -1,7 +1,7 @@
 """Start of a run with several processes, on one or many hosts, with JAX's distributed runtime.
 
 Each process calls `start` before any other use of JAX. The devices of all processes then form one mesh, over which
-clients are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
+clients are spread. CPU devices exchange sums with Gloo, GPUs with NCCL, and TPUs over their interconnect.
 """
 
 from __future__ import annotations
@@ -285,9 +285,9 @@ def _abandon() -> None:
 
 
 def _meet(number: int | None, token: str) -> None:
-    """Exchange all hosts and pids, and check that all processes were started with the same process count.
+    """Exchange all hosts and pids, and check that all processes have the same process count and number of devices.
 
-    This first exchange also opens the connections of collectives.
+    The first exchange also opens the connections for collective operations.
     """
     if not processes.several():
         return

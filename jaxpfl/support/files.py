@@ -1,4 +1,7 @@
-"""Files of a run folder: JSON, records, tables and checksums, written to a temporary path and then renamed."""
+"""Files of a run folder: JSON, records, tables and checksums.
+
+JSON and tables are written to a temporary path, which is then renamed. Records are appended to an existing file.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ _SMALL = 2**20
 
 
 def free() -> int | None:
-    """Return the bytes available under the limits of machine, container and process; None if unknown."""
+    """Return the usable bytes under the limits of machine, container and process; None if they are unknown.
+
+    Usable bytes are the fraction `USABLE` of the free bytes.
+    """
     known = [amount for amount in (_machine(), _container(), _process()) if amount is not None]
     return int(USABLE * max(0, min(known))) if known else None
 
@@ -245,7 +248,7 @@ def check_room(what: object, need: int, folder: Path | None = None) -> None:
 
 
 class Growing:
-    """An array [N, ...], in memory or in a temporary file, that grows by appended rows."""
+    """An array [N, ...], in memory or in a temporary file, to which rows can be appended."""
 
     def __init__(self, in_file: bool) -> None:
         self._in_file = in_file

@@ -1,4 +1,4 @@
-"""Output paths: checks before a command starts its work, and atomic writes by a temporary file."""
+"""Output paths: checks before a command starts its work, and atomic writes through a temporary path."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 After `distributed.start`, every process runs the same program with the same settings, and each device stores the data
 and states of a part of the clients. A value that only one process decides or reads (a file, the time, a random seed,
-the free memory) must reach the other processes before it affects the run: by `on_first`, `exchange` or `agree`. In a
+the free memory) must reach the other processes before it affects the run: use `on_first`, `exchange` or `agree`. In a
 run with a single process, these functions only call their argument or return it, without starting JAX.
 """
 
