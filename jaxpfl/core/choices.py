@@ -18,7 +18,8 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
       ('adam', {'b1': '0.8'})
 
     Raises:
-      JaxpflError: if the name is unknown, or the text is not ``NAME`` or ``NAME:argument=value,argument=value``.
+      JaxpflError: if the name is unknown, the text is not ``NAME`` or ``NAME:argument=value,argument=value``, or an
+        argument is given twice.
     """
     name, colon, rest = text.partition(":")
     known = list(known)

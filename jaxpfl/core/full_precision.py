@@ -22,7 +22,7 @@ _ROUNDING = 1e-3
 
 
 def users_own() -> bool:
-    """True if the user has set JAX's matmul precision to a value that `products` does not set."""
+    """True if the user has set JAX's matmul precision to a value other than the value that `products` sets."""
     # The value that `products` sets does not count, because an enclosing `products` may have set it.
     return jax.config.jax_default_matmul_precision not in (None, _FULL)  # pyright: ignore[reportAttributeAccessIssue]
 

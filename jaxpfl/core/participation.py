@@ -86,7 +86,8 @@ def resolve_time_model(time_model: str) -> TimeModel:
       TimeModel(step=0.1, up=1000000.0, down=inf, sigma=0.0, seed=0)
 
     Raises:
-      JaxpflError: if the name or an argument is unknown, or a value is out of range.
+      JaxpflError: if the name or an argument is unknown, a value is out of range, or every round would take zero
+        seconds.
     """
     name, values = choices.arguments("time model", time_model, TIME_MODELS)
     model = TIME_MODELS[name](**values)
@@ -275,8 +276,9 @@ def of(
         takes part with probability K * cycle / m. The default is ceil(m / K), and the whole block then takes part.
 
     Raises:
-      JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation has a cohort below m, a cap
-        is given without Poisson cohorts, a cycle is given without cyclic cohorts, or K times the cycle exceeds m.
+      JaxpflError: if the kind is unknown, the cohort or the cap is outside 1 ... m, full participation has a cohort
+        below m, a cap is given without Poisson cohorts, a cycle is given without cyclic cohorts, or K times the cycle
+        exceeds m.
     """
     cohort = num_clients if cohort is None else cohort
     _check(num_clients, cohort)
@@ -370,7 +372,7 @@ class Availability:
 
     @property
     def per_run(self) -> tuple[Availability, ...]:
-        """List of the S runs' availabilities; of length 1 if no probability is a list."""
+        """Availability of each of the S runs; a single one if no probability is a list."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))

@@ -41,7 +41,9 @@ class LocalEpochs(NamedTuple):
     batches: int = 1
 
     def steps(self, size: Array) -> Array:
-        """Number of steps that a client takes in a round, [] int32; without examples, as many as with one example.
+        """Number of steps that a client takes in a round, [] int32.
+
+        A client without examples takes as many steps as a client with one example.
 
         Examples:
           >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
@@ -207,9 +209,10 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: function that makes the initial state, ``(key, hp, ctx, message) -> state``, where the message is the
-        broadcast of round 0. A stateless client returns ``()``. The key is the same for all clients, so all clients
-        draw the same initial parameters. Fold in ``ctx.client_id`` for a key that differs between clients.
+      init: function that makes the initial state, ``(key, hp, ctx, message) -> state``. The message is the broadcast of
+        round 0 or, for a client that was not trained, the server's current message. A stateless client returns ``()``.
+        The key is the same for all clients, so all clients draw the same initial parameters. Fold in ``ctx.client_id``
+        for a key that differs between clients.
       update: function that performs a round of a client in the cohort,
         ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``. Metrics are a dict of scalars. Progress
         displays show ``train_loss``.

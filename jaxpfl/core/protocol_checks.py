@@ -197,7 +197,7 @@ def _check_upload(upload: Upload) -> None:
 def _returned(what: str, result: Any, *names: str) -> Any:
     """Return a function's result after checking that it is a tuple with one value for each name.
 
-    The last value are the metrics, which must be a dict of scalars.
+    The last value must be a dict of scalars, the metrics.
     """
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -32,8 +32,8 @@ NO_LABEL = -1
 MOST_EXAMPLES = 2**31 - 1
 """Largest number of examples in a split, limited by int32 positions in the store."""
 EQUAL = 1.25
-"""Largest ratio of m times the largest client's number of examples to the total for which clients count as equally
-large.
+"""Clients count as equally large if padding all of them to the largest client's number of examples multiplies the total
+by at most this factor.
 """
 CHUNK = 2
 """Overhead of processing a chunk, measured in examples. With a small model, the overhead is larger, but chunks run
@@ -42,7 +42,7 @@ concurrently.
 
 
 class Examples(NamedTuple):
-    """Flat store of examples: inputs, a tree of [N, ...], and labels [N]."""
+    """Flat store of examples: inputs, a tree of [N, ...], and labels, [N] or [N, ...]."""
 
     x: PyTree
     y: Any
@@ -169,7 +169,8 @@ class ClientData:
         """Check on the host that all clients' examples are in the store.
 
         Raises:
-          JaxpflError: if an example is not in the store, for example because examples were sliced instead of clients.
+          JaxpflError: if an example is not in the store, for example because a user sliced the arrays instead of
+            selecting clients by `Federation.rows`.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
@@ -218,6 +219,7 @@ def chunk_of(sizes: np.ndarray) -> int:
     If padding every client to the largest client's number of examples adds at most a quarter to the total, a chunk has
     this number, so that each client needs a single chunk. Otherwise the chunk size with the smallest cost is chosen
     among the median number, powers of two and the largest number. A chunk costs its length plus `CHUNK` examples.
+    Without any examples, the chunk size is 0.
     """
     present = np.asarray(sizes, np.int64)
     present = present[present > 0]
@@ -261,8 +263,8 @@ class Federation(NamedTuple):
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
       client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
         client may have any name, even an empty one, and two clients may have the same name.
-      preparation: how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown. Remove it if
-        you change the inputs yourself.
+      preparation: how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown. Set it to
+        None if you change the inputs yourself.
     """
 
     client_ids: Any
