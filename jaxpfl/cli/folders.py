@@ -126,10 +126,10 @@ def predict(
             output unless given.
         client: Column with the clients' names; the run's column of clients unless given.
         only_global: Predict every row with the global model.
-        method: Method whose models predict; optional if there is only one.
+        method: Method whose models are used; optional if there is only one.
         encoding: Encoding of the table; as in the run unless given.
-        adapt: Adapt a new client to its rows with a label, as a run adapts --unseen-clients, and predict all its rows.
-            The models must be in the run folder.
+        adapt: Adapt to the labelled rows of each new client, as a run adapts --unseen-clients, and predict all rows of
+            the client with its adapted model. The models must be in the run folder.
         target: Column of the labels for --adapt; as in the run unless given.
     """
     from jaxpfl.data.sources import csv_text

@@ -44,7 +44,8 @@ class _Claim:
     """Relation between neighbouring data sets: one user is added or removed, or one user's data are replaced; unless
     given, the first if the sampling allows it, else the second."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
-    """Accountant: pld (tight), rdp, or paper (Theorem 5 as printed, which is not a valid bound)."""
+    """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023 as printed, which is not a valid
+    bound)."""
 
 
 _Shared = Annotated[_Claim, arg(name="")]
@@ -90,7 +91,7 @@ def paper(
     sigma2: float = 0.0,
     json: _Json = False,
 ) -> None:
-    """Compare the epsilon of the paper's Theorem 5 with valid values for the same noise.
+    """Compare the epsilon of Theorem 5 of Ozkara et al. 2023 with valid values for the same noise.
 
     In the results, per_step means noise in every local step, as in the theorem, and end_of_round means noise of the
     same variance added to the sum after the local steps. With zero_out, a user's data are present or absent; with
@@ -201,9 +202,9 @@ def audit(
 
     Canaries are clients whose uploads are easy to detect. One audit makes many runs, with and without a single canary;
     another audit makes one run with many canaries, each of which a coin flip includes or leaves out. Each audit gives a
-    lower bound on epsilon, which is compared with the claim. It is also tested whether the noise and the cohorts are
-    drawn as the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is not
-    proved. Flags that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
+    lower bound on epsilon, which is compared with the claim. The command also tests whether the noise and the cohorts
+    are drawn as the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is
+    not proved. Flags that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
     """
     from jaxpfl.audit import audit as play
     from jaxpfl.audit import subject_of

@@ -229,8 +229,8 @@ class Task(NamedTuple):
       divergence: function of a teacher's and a student's predictions, [N, K] each, that returns their distance for each
         example, [N]; used for distillation. If None, a classification uses the divergence of class probabilities, and
         other tasks do not support methods that distil.
-      mixture: function that predicts by a mixture of models, for FedEM. If None, a classification uses the mixture of
-        class probabilities, and other tasks do not support FedEM.
+      mixture: function that computes the prediction of a mixture of models, for FedEM. If None, a classification uses
+        the mixture of class probabilities, and other tasks do not support FedEM.
       counted: function of labels [N, T] that returns the mask of the positions with a label, [N, T] bool, if the model
         predicts at each position; None if the model makes one prediction per example.
     """

@@ -41,7 +41,8 @@ class Loss(NamedTuple):
       function: the loss function.
       divergence: function ``(teacher, student) -> [n]`` that returns the distance between two predictions, for
         distillation; None if no distance is defined.
-      mixture: function that predicts by a mixture of densities; None unless the loss is a negative log-likelihood.
+      mixture: function that computes the prediction of a mixture of models (`Mixture`); None unless the loss is a
+        negative log-likelihood.
       mean: function from predictions to expected labels.
     """
 

@@ -181,7 +181,7 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
-    """Mean over classes of the AUC of each class against all others by its log-odds; [] from logits [n, K] and y [n].
+    """Mean over classes of the AUC of each class's log-odds against all other classes: [n, K], [n] -> [].
 
     A class is omitted if none or all of the client's examples belong to it; the result is NaN if no class remains.
     """
@@ -206,7 +206,7 @@ def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
-    """Share of each class that is classified correctly, averaged over the classes among a client's labels, []."""
+    """Accuracy on the examples of each class, averaged over the classes among a client's labels, []."""
     right = (jnp.argmax(predictions, axis=-1) == y) & jnp.isfinite(predictions).all(axis=-1)
     member = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
     counts, hits = member.sum(axis=0), (member & right[:, None]).sum(axis=0)
@@ -252,7 +252,7 @@ Reference: Guo et al. 2017, "On Calibration of Modern Neural Networks", https://
 
 
 def _right_tokens(logits: Array, y: Array) -> Array:
-    """Count a sequence's tokens that have the largest logit, [n]."""
+    """Count a sequence's labelled tokens whose logit is the largest at their position, [n]."""
     check_positions(logits, y)
     return jnp.where(has_label(y), correct(logits, y), 0).sum(axis=1)
 
@@ -271,8 +271,8 @@ TOKEN_METRICS: Mapping[str, Pooled] = {
     "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _nan_to_worst(jnp.exp(mean))),
     "loss": Pooled(token_cross_entropies, _number_of_tokens, _nan_to_worst),
 }
-"""Metrics over all of a client's labelled tokens, regardless of their sequence: the share of tokens with the largest
-logit, the exponential of the mean cross-entropy, and the mean cross-entropy."""
+"""Metrics over all of a client's labelled tokens, regardless of their sequence: the share of tokens whose logit is the
+largest, the exponential of the mean cross-entropy, and the mean cross-entropy."""
 
 
 _F1_OF_TWO, _BALANCED_OF_TWO = two_class_metric(macro_f1.function), two_class_metric(balanced_accuracy)

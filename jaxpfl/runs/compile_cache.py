@@ -22,7 +22,7 @@ LIMIT_BYTES = 2 * 2**30
 """Largest total size of the cache; above this size, the least recently used programs are deleted."""
 
 TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)'"
-"""Beginning of JAX's warning about an entry that cannot be read or written. JAX then compiles the program as usual."""
+"""Pattern of JAX's warning about an entry that cannot be read or written. JAX then compiles the program as usual."""
 
 # A run has dozens of programs that compile faster than this; loading them from disk would take just as long.
 _MIN_COMPILE_SECONDS = 0.2

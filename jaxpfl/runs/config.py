@@ -67,11 +67,11 @@ TEST_USERS = "test"
 class _Source:
     data: str = setting("digits")
     """Data set: digits (included), planted (simulated), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
-    leaf:, libsvm:, npz:, csv: or text: followed by a folder or file (absolute, or relative to --data-dir if given, the
-    current folder, or the folder of the data sets), or tfds: followed by a name; or federation: followed by a folder
-    that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
+    leaf:, libsvm:, npz:, csv: or text: followed by a folder or file; or tfds: followed by a name; or federation:
+    followed by a folder that jaxpfl data convert saved. Relative paths are looked up in --data-dir (if given), then in
+    the current folder, then in the folder of the data sets. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
-    """Folder of the data sets; unless given, $JAXPFL_DATA_DIR, or ./data if that is not set."""
+    """Folder of the data sets; by default, $JAXPFL_DATA_DIR, or ./data if that is not set."""
     target: str | None = setting(None)
     """Column of the labels in a table csv:FILE; several columns are separated by commas."""
     client: str | None = setting(None)
@@ -118,10 +118,10 @@ class DataConfig(Split, _Source):
             f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
         ),
     )
-    """Number of clients that do not take part in training: after the last round, they adapt and are scored. They are in
-    addition to the number of clients if it is set (by --clients, or by data set); if the data determine the clients, as
-    with --client, they are held out. With test, these are the users of the official test set that have no training
-    examples (LEAF's split by user), and the other users train on all their examples."""
+    """Number of clients that do not take part in training: after the last round, they adapt and are scored. If the
+    number of clients is set (by --clients, or by data set), they are additional clients; if the data determine the
+    clients, as with --client, they are held out from these. With test, they are the users of the official test set
+    that have no training examples (LEAF's split by user), and the other users train on all their examples."""
 
     @property
     def named_task(self) -> str | None:
@@ -155,7 +155,7 @@ class RunConfig(Settings, DataConfig):
     seed: int = setting(0, range=Range(0, 2**32 - 1))
     """First seed of the runs; the others are the integers after it."""
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
-    """Number of seeds; the runs of all seeds are one program."""
+    """Number of seeds; the runs of all seeds are executed together, as one program."""
     time_to: float | None = setting(None, unless_given="none unless given")
     """Target score of the personalised models, averaged over clients. The results give the simulated time (see
     time_model) until the first evaluation that reaches this score."""
@@ -232,7 +232,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
-    """Refuse data settings and a model that another setting leaves without effect.
+    """Refuse data settings, or a model, that have no effect because of another setting.
 
     Args:
       config: config before `resolve`.
@@ -340,7 +340,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
-    """Return the config as a dict of JSON values; files of the user are named without their folders."""
+    """Return the config as a dict of JSON values; references to the user's files omit the folders."""
     return json.loads(json.dumps(dataclasses.asdict(run_folder.located(config))))
 
 
@@ -440,7 +440,7 @@ class ConfigFile(NamedTuple):
 
     @property
     def recorded(self) -> RunConfig | None:
-        """Config of a run or sweep, as jaxpfl wrote it into a ``.json`` file; None for a file of the user."""
+        """Config of a run or sweep that jaxpfl wrote into a ``.json`` file; None for a file that the user wrote."""
         return self.config if self.path is not None and self.path.suffix == ".json" else None
 
 

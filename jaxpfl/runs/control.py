@@ -112,7 +112,7 @@ class Pace:
 
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
-        """Time one call, the body of the ``with`` statement, and yield its number of rounds, at most ``rounds``."""
+        """Yield the number of rounds of one call, at most ``rounds``, and time the call in the ``with`` block."""
         # All processes use the first process's number: their clocks differ, but they must run the same rounds.
         length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length

@@ -249,7 +249,7 @@ _OWN_TABLE: dict[str, Any] = _USERS | {
 _TEXT: dict[str, Any] = _USERS | {"model": "gru", "test_share": 0.2, "seeds": 3}
 
 _BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED, "text": _TEXT}
-_SMALLEST_IMAGE = 16  # pixels a side; two 5 x 5 convolutions, each with pooling, reduce it to one pixel
+_SMALLEST_IMAGE = 16  # pixels per side; two 5 x 5 convolutions, each with pooling, reduce it to one pixel
 
 
 def preset(data: str, partition: str | None, users_per_client: int | None = None) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class Stack(NamedTuple):
       parameters: pytree of the clients' parameters, with leaves [m, ...].
       of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
         or with several models; ``parameters`` is then the method's state of the personalised model, unchanged.
-      predict: function of one client's parameters, by path, and inputs [n, ...]; it returns probabilities or expected
-        labels (see `outcome`).
+      predict: function ``(arrays, x)`` of one client's parameters by path and inputs [n, ...] that returns
+        probabilities or expected labels (see `outcome`).
     """
 
     client_ids: np.ndarray
@@ -106,9 +106,9 @@ class LastModels:
         return Stack(client_ids, models, of_model, self.by_path(own, models))
 
     def by_path(self, predict: Callable[..., Array], parameters: PyTree) -> Callable[..., Array]:
-        """Return the function of arrays by path, and of inputs, that computes the `outcome` of ``predict``.
+        """Return a function ``(arrays, x)`` that computes the `outcome` of ``predict`` from parameters by path.
 
-        The arrays are the leaves of a pytree with the structure of ``parameters``.
+        The paths are the same as in ``parameters``.
         """
         structure, paths = jax.tree.structure(parameters), list(leaves_by_path(parameters))
         return lambda arrays, x: self._outcome(predict(jax.tree.unflatten(structure, [arrays[p] for p in paths]), x))

@@ -103,7 +103,7 @@ def fit(
         run.
       output: run folder to create, like ``jaxpfl run --output``, with a copy of the federation. Commands such as report
         and export read it, and ``jaxpfl run --config OUTPUT/config.json --output OUTPUT --resume`` continues a stopped
-        run. Settings must then be text or numbers; own code is ``FILE.py:NAME``. None to write nothing.
+        run. Settings must then be text or numbers; name your own code as ``FILE.py:NAME``. None to write nothing.
 
     Raises:
       JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if the data do not allow a

@@ -1,4 +1,4 @@
-"""Adaptation of new clients to their labelled rows of a table, as unseen clients adapt when a run scores them."""
+"""Adaptation of new clients to labelled rows of a table, in the same way as a run adapts its unseen clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Plots of a run folder, such as the scores over the rounds, and a plot for reports of each client's gain over local
-training.
-"""
+"""Plots of a run folder, such as the scores over the rounds, and each client's gain over local training."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ def _series(records: Records, method: str, kind: str, *names: str) -> tuple[np.n
 
 
 def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
-    """Return the style of a dot at each round if there are few rounds; a line with a single point is invisible."""
+    """Return the style of dots, which make a line with few points visible; empty if there are 15 rounds or more."""
     return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
 
 
@@ -190,7 +188,7 @@ def _name_worst(axes: Any, x: np.ndarray, y: np.ndarray, names: np.ndarray, *, l
 def _clients(
     scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY, names: Any = None
 ) -> Any:
-    """Plot each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
+    """Plot each client's score (mean over seeds) as a dot, with mean and quartiles; None if no client has a score."""
     if not any(np.isfinite(values).any() for values in scores.values()):
         return None
     figure, axes = new_axes(

@@ -45,8 +45,8 @@ class Record:
 
     Attributes:
       method: name of the method.
-      settings: settings of the run on the grid's axes, by the axis's name; axes that do not affect the method are
-        omitted.
+      settings: value of the run on each axis of the grid, by the name of the axis; axes that do not affect the method
+        are omitted.
       seed: seed of the run.
       status: ``done``, ``diverged`` (some client's personalised model is not finite), ``failed`` (the run could not be
         executed) or ``stopped`` (by successive halving).

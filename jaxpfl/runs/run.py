@@ -358,8 +358,8 @@ def _evaluate(
     """Evaluate all clients.
 
     Returns:
-      The scores on test and on validation examples (None without any), and the record of the means over clients (one
-      value per seed).
+      The scores on test examples, the scores on validation examples (None if there are none), and the record of the
+      means over clients (one value per seed).
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}

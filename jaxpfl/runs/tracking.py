@@ -23,7 +23,10 @@ class Tracker(Protocol):
     """Object that receives a run's records, for one method at a time, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
-        """Start a method, or continue it after ``done`` rounds; records received earlier for later rounds are void."""
+        """Start a method, or continue it after ``done`` rounds.
+
+        If it continues, the records that an earlier process sent for later rounds are invalid.
+        """
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:

@@ -134,7 +134,7 @@ def loss_of(error: BaseException) -> LostProcessError | None:
 
 
 def has_started() -> bool:
-    """Return True after the first `start`, when JAX may wait for other processes at the end of this one."""
+    """Return True once `start` has met other processes or failed; JAX may then wait for them when this one ends."""
     return _begun
 
 
@@ -230,10 +230,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def _bind_address(address: str, timeout: int) -> str:
-    """Return process 0's numeric address, at which it can listen; otherwise JAX would crash.
+    """Return a numeric address at which process 0 can listen; JAX would crash if it could not listen there.
 
     Raises:
-      JaxpflError: if the port is in use, or the address does not belong to this host.
+      JaxpflError: if the host is unknown, the port is in use, or the address does not belong to this host.
     """
     bind = os.environ.get(_BIND_VARIABLE, address)
     why, until = "", time.monotonic() + timeout

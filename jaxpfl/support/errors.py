@@ -56,7 +56,7 @@ def expecting(path: object, what: str) -> Iterator[None]:
     """Raise an error that names the file, if the block fails because the file has an unexpected structure.
 
     Raises:
-      JaxpflError: if the block raises Python's error for a missing name or a value of the wrong type.
+      JaxpflError: if the block raises one of Python's errors for a missing entry, a wrong type or an invalid value.
     """
     try:
         yield

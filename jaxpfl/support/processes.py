@@ -100,8 +100,8 @@ def on_first(do: Callable[[], T]) -> T:
     """Call ``do`` in the first process only, and return its result (or raise its error) in every process.
 
     Raises:
-      AgreedError: in the other processes, if ``do`` raises a `JaxpflError` or an error of the operating system; with
-        the same message.
+      AgreedError: in the other processes, if ``do`` raises an exception, with the same message (after the name of the
+        exception's type, unless it is a `JaxpflError`). The first process raises the exception itself.
     """
     if not several():
         return do()

@@ -31,7 +31,7 @@ _note: str | Callable[[], str] = ""
 
 
 def watch() -> None:
-    """End this process on each later signal that no `offered` function handles. Call in the main thread."""
+    """Let signals that no `offered` function handles end this process. Must be called in the main thread."""
     global _wakeup
     heard, _wakeup = os.pipe()
     os.set_blocking(_wakeup, False)

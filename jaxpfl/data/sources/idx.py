@@ -139,7 +139,7 @@ def describe_idx_set(name: str, root: Path) -> str:
 
 
 def idx_folder_entries(root: Path) -> list[Entry]:
-    """Return the lines of ``jaxpfl data list`` for other folders of IDX files in the data directory."""
+    """Return the lines of ``jaxpfl data list`` for folders of IDX files in the data directory other than `IDX_SETS`."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     others = [folder for folder in folders if folder.name not in IDX_SETS and folder.is_dir()]
     entries = [

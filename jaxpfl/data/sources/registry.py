@@ -1,6 +1,6 @@
 """Data sets by name, for `load` and ``jaxpfl data list``.
 
-Nothing is downloaded (`download` does that). The data directory is the argument, else ``JAXPFL_DATA_DIR``, else
+`load` downloads nothing (see `download`). The data directory is the argument, else ``JAXPFL_DATA_DIR``, else
 ``./data``.
 """
 

@@ -141,7 +141,7 @@ def _side(column: int, words: int) -> str:
 
 
 def _key(cell: str) -> str:
-    """Return the HTML attribute by which a cell is sorted: its number (sizes in bytes); empty for text."""
+    """Return the HTML attribute with the number by which a cell is sorted (in bytes if a size); empty for text."""
     found = _NUMBER.match(cell)
     if not found:
         return ""

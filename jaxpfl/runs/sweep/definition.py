@@ -44,8 +44,8 @@ class Search:
     """Settings of the search over a grid: selection, seeds and budget."""
 
     select: str = setting("validation")
-    """Choose each method's setting by validation scores (on a fifth of the training examples unless --validation-share
-    is given), or none."""
+    """Choice of each method's setting: validation, by the scores on validation examples (a fifth of the training
+    examples unless --validation-share is given); or none, to choose no setting."""
     search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
     """Number of seeds in the search; the chosen setting is then run with all --seeds."""
     budget: str = setting("rounds")
@@ -259,7 +259,7 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
 
 
 def grid_changes(old: Grid, new: Grid) -> list[str]:
-    """Return the differences between an earlier and a new grid that are more than additional values or draws.
+    """Return the differences between an earlier and a new grid, other than additional values or draws.
 
     The differences are values and axes that the new grid lacks, axes that only the new grid has, and changed ranges or
     draws.

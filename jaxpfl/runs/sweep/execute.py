@@ -102,7 +102,7 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
 
 
 def _stacked(runs: Sequence[Assembled]) -> Assembled:
-    """Combine S runs that differ in numbers only into one run with hyper-parameters [S]."""
+    """Combine S runs that differ only in numbers into one run with hyper-parameters [S]."""
     first = runs[0]
     hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
     failures = [run.availability for run in runs]
@@ -217,7 +217,7 @@ def _run(
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.experiment.scored_splits)
-    # What the clock measures from here on are programs that are compiled later, at their first use.
+    # From here on, the clock measures only programs that are compiled later, at their first use.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
@@ -406,10 +406,10 @@ class States:
 
 
 UNDEFINED = "_undefined"
-"""Suffix of the name of an entry with the number of clients for which a metric is undefined. Such an entry is omitted
-if it is zero."""
+"""Suffix of the names of entries that count the clients for which a metric is undefined. An entry that would be zero is
+omitted."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
-"""Suffix of an entry's name -> statistic over clients in the entry, for all metrics except the headline."""
+"""Suffix of an entry's name -> statistic over clients that the entry gives, for all metrics except the headline."""
 
 
 def measure(

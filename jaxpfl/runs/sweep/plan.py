@@ -1,9 +1,9 @@
 """Plan of a sweep: groups of runs that share a program, and successive halving.
 
-In successive halving, all settings run for a few rounds (until a rung), and only those with the best validation scores
-continue to the next rung. The settings of a method are compared with each other, even if they belong to different
-programs. The decisions depend only on the records: a run that reaches a rung is recorded as ``stopped`` with its
-scores, and a record with more rounds replaces this record when the run continues.
+In successive halving, all settings run for a few rounds, up to the first rung, and only the settings with the best
+validation scores continue to the next rung. The settings of a method are compared with each other, even if they belong
+to different programs. The decisions depend only on the records: a run that reaches a rung is recorded as ``stopped``
+with its scores, and a record with more rounds replaces this record when the run continues.
 
 Reference: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
 """

@@ -253,7 +253,7 @@ def best_of(points: Sequence[Point]) -> Point | None:
 
 
 def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
-    """Return whether settings seem to be drawn from ranges: they are less than half of all combinations of values."""
+    """Return whether settings seem to be drawn from ranges: they are fewer than half of all combinations of values."""
     sizes = [len({json.dumps(p.settings[name]) for p in points if name in p.settings}) for name in axes]
     return len(points) > 1 and sum(size > 1 for size in sizes) > 1 and 2 * len(points) < math.prod(filter(None, sizes))
 

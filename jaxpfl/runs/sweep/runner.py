@@ -209,7 +209,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise JaxpflError(f"--ray {address}: {' '.join(str(error).split())[:200]}") from None
     for number, handler in handlers.items():
-        signal.signal(number, handler)  # Ray replaced the handlers by its own, which raise
+        signal.signal(number, handler)  # Ray has replaced the handlers with its own, which raise an error
     try:
         yield ray
     finally:

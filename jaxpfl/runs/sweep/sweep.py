@@ -232,8 +232,9 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     """Summarise a complete sweep and write its results, ``summary.json`` last.
 
     Returns:
-      The summary, as `summarize` returns it, with caveats, the folder and the version. If the data or the split are an
-      axis, the entry ``problems`` lists ``{"settings", "best"}`` for each problem; its ``best`` is like the summary's.
+      The summary, as `summarize` returns it, with caveats, the folder and the version. If there are several problems
+      (see `jaxpfl.runs.sweep.results`), the entry ``problems`` lists ``{"settings", "best"}`` for each of them, where
+      ``best`` has the same form as in the summary.
     """
     import pandas
 
