@@ -43,8 +43,9 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
       scaling: whether f_i is the "sum" of the losses or their "mean".
 
     Raises:
-      JaxpflError: if there is no component, or the privacy mechanism is not central noise with a fixed clipping norm.
-        The error is raised when a run starts if there are more components than clients in a round.
+      JaxpflError: if there is no component, if the privacy mechanism is not central noise with a fixed clipping norm,
+        or if its noise multiplier or clipping norm differs between the runs of a sweep. The error is raised when a run
+        starts if there are more components than clients in a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")

@@ -28,7 +28,7 @@ If the client optimizer is not plain SGD, the optimizer takes the steps on theta
 psi is still updated as above. A server optimizer changes mu only. psi is always averaged, and therefore stays above its
 floor.
 
-Under the noise of differential privacy, distillation from mu may harm theta. Under this noise psi rises slowly, so the
+Under the noise of differential privacy, distillation from mu may harm theta: psi rises slowly under this noise, so the
 distillation term is not weakened enough. With ``gate``, a client weights this term by how well mu predicts the client's
 own labels, and ignores mu if mu is no better than a uniform guess. The gate has no privacy cost, because theta is not
 uploaded. The gate is not in the paper.
@@ -76,7 +76,7 @@ def adaped(
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
-        0 for none. If positive, clients also keep a copy of mu, and all m clients take steps in every round.
+        0 for none. If positive, clients also keep a copy of mu, and up to all m clients take steps in a round.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``. The client with id i has the
         model at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
         from mu. Clients with another architecture start from a random model, the same for all clients with this

@@ -39,8 +39,8 @@ The distillation term in fine-tuning had no benefit in the measured cases (``doc
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
 all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (for
 example, because their labels are permuted), theta starts from a wrong model and is regularised towards this model.
-`local` or `ifca` are then better. The gate would remove the regularisation, but not the wrong start. All clients have
-the architecture of mu.
+`local` and `ifca` are then better choices. The gate would remove the regularisation, but not the wrong start. All
+clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.

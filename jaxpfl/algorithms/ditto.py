@@ -45,6 +45,9 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
       task: the model and its loss.
       work: the local work in a round.
       personal_steps: number s of steps on v_i in a round; 0 for as many steps as on w, on the same mini-batches.
+
+    Raises:
+      JaxpflError: if ``personal_steps`` is negative.
     """
     if personal_steps < 0:
         raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")

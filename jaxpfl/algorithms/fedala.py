@@ -12,9 +12,9 @@ the mixture. The result is its new theta_i, and it uploads theta_i - theta. The 
 of examples.
 
 The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
-later rounds. Here every round has ``weight_steps`` such steps, on the same mini-batches as the local steps. A client's
-own model is its model at the end of its last round in the cohort. Before a client's first round, its own model is the
-global model of round 0, so the mixture in round 0 is the global model.
+later rounds. Here every round has ``weight_steps`` such steps. If tau is equal to ``weight_steps``, the local steps use
+the same mini-batches. A client's own model is its model at the end of its last round in the cohort. Before a client's
+first round, its own model is the global model of round 0, so the mixture in round 0 is the global model.
 
 The method performs poorly with small cohorts. A client's own head is then many rounds old, and does not fit the global
 body, which has changed meanwhile.

@@ -42,6 +42,10 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
       work: the local work in a round.
       fednova: whether to normalise each update by the client's number of steps (`parts.servers.normalized`).
 
+    Raises:
+      JaxpflError: if ``fednova`` is set although the client optimizer is not plain SGD or the model has running
+        statistics.
+
     Implements: Divi et al. 2021, equation (4).
     """
     algorithm = _averaging(task, work)
@@ -65,7 +69,7 @@ def fedavg_ft(
       fednova: whether to normalise each update by the client's number of steps, as in `fedavg`.
 
     Raises:
-      JaxpflError: if a number of steps or epochs is negative.
+      JaxpflError: if a number of steps or epochs is negative, or as in `fedavg`.
     """
     tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)

@@ -37,8 +37,8 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
     The personalised model is (mu, nu_i), where nu_i are the client's normalisation layers. There is no global model,
     because mu lacks these layers.
 
-    New clients have the initial normalisation parameters and statistics. If the model does not name its normalisation
-    layers, the layers with running statistics are personal.
+    New clients start with the initial normalisation parameters and statistics. If the model does not name its
+    normalisation layers, the layers with running statistics are personal.
 
     Raises:
       JaxpflError: if the model has no normalisation parameters.

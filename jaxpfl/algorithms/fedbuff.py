@@ -11,8 +11,8 @@ model :math:`\mu_{t - \tau_i}`, and the server's step is
    s(\tau) = (1 + \tau)^{-a}
 
 with sums over the K clients, numbers of examples n_i, and the exponent a (the hyper-parameter ``staleness``). The
-staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform, which is available
-through the option ``weighting``. A server optimizer treats the negative mean as a gradient.
+staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform, as with the setting
+``weighting="uniform"``. A server optimizer treats the negative mean as a gradient.
 
 The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
 fits their data. The method also performs poorly if M is many times K, because clients then train from old models.

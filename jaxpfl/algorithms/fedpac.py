@@ -198,7 +198,8 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
       head_steps: number of steps on the head before the steps on the body, at least 1; one epoch in the paper.
 
     Raises:
-      JaxpflError: if the task has no classes, the model has no head or no body, or ``head_steps`` is below one.
+      JaxpflError: if the task has no classes, the model has no head or no body, ``head_steps`` is below one, or
+        examples are mixed (mixup).
     """
     class_means.refuse_other_tasks("fedpac", "aligns features by classes", task)
     work.refuse_mixing("fedpac")

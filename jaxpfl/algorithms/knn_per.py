@@ -7,8 +7,8 @@ of its training examples. The k examples N(x) that are nearest to x vote for the
    K(x, x_j) = e^{-\|f(x) - f(x_j)\|^2 / (s F)}
 
 The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with its scale s and the
-number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. From 0,
-0.1, ..., 1, the client chooses the lambda_i that gives its validation examples the largest likelihood. A client without
+number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. The client
+chooses lambda_i among 0, 0.1, ..., 1 such that its validation examples have the largest likelihood. A client without
 validation examples uses its training examples; an example is then left out of its own neighbours.
 
 The method performs poorly if a client has few examples, or if the global model's features do not separate the client's

@@ -2,9 +2,8 @@ r"""L2GD: loopless local gradient descent. Each round is, at random, either loca
 
 The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, where
 :math:`\bar\theta` is the mean of the m personal models, and f_i the loss of client i. The paper's algorithm consists of
-iterations with rate eta. In
-an iteration, all clients take the first of the following steps (aggregation) with probability p, and otherwise all
-clients take the second (a local step):
+iterations with rate eta. In an iteration, all clients take the first of the following steps (aggregation) with
+probability p, and otherwise all clients take the second (a local step):
 
 .. math::
    \theta_i &\leftarrow \theta_i - \frac{\eta \lambda}{m p} (\theta_i - \bar\theta), \\

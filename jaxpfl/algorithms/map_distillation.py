@@ -1,4 +1,4 @@
-"""MAP personalisation with the knowledge-distillation prior, optionally with another distance or exact normaliser.
+"""MAP personalisation with the knowledge-distillation prior, also with another distance or the exact normaliser.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -35,9 +35,9 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With default options and c = 5 (the constant in psi's gradient), the method is `adaped` with its default options.
-    `priors.distillation` defines the density and its normaliser. The personalised model is the client's own theta_i.
-    The global model is mu.
+    With the default options of both methods, and with equal hyper-parameters (such as c, the constant in psi's
+    gradient), the method is `adaped`. `priors.distillation` defines the density and its normaliser. The personalised
+    model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`.

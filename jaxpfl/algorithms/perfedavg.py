@@ -56,6 +56,9 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
       work: the local work in a round; the client optimizer takes the outer steps.
       hessian: whether to include the Hessian product; false for the first-order variant.
       adapt_steps: number of inner steps, each on a mini-batch, from mu to the personalised model.
+
+    Raises:
+      JaxpflError: if ``adapt_steps`` is negative.
     """
     if adapt_steps < 0:
         raise JaxpflError(f"perfedavg.adapt_steps must be >= 0, got {adapt_steps}")

@@ -53,6 +53,9 @@ def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
       work: the local work in a round; the client optimizer takes the steps on theta, and its state is kept during the
         round.
       inner_steps: number K of steps on theta for each mini-batch.
+
+    Raises:
+      JaxpflError: if ``inner_steps`` is below one.
     """
     if inner_steps < 1:
         raise JaxpflError(f"pfedme.inner_steps must be >= 1, got {inner_steps}")

@@ -24,9 +24,10 @@ from jaxpfl.support.errors import JaxpflError
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
-    With the default, tau steps in a round, training takes as many steps as one client of a federated method, rounds *
-    tau in total. With ``steps = K * tau``, training processes as many examples as a cohort of K clients. With the same
-    seed, the initial model is the same as FedAvg's. The trained model is both the personalised and the global model.
+    With the default, tau steps in a round, training takes as many steps as a client that takes part in every round of a
+    federated method, rounds * tau in total. With ``steps = K * tau``, training processes as many examples as a cohort
+    of K clients. With the same seed, the initial model is the same as FedAvg's. The trained model is both the
+    personalised and the global model.
 
     Args:
       task: task with any model.

@@ -73,6 +73,9 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
       work: the local work in a round; theta and mu have separate optimizer states.
       bits: number of bits per parameter of the personalised models, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.
+
+    Raises:
+      JaxpflError: if ``bits`` is out of range, the task has no distance between predictions, or a model is unknown.
     """
     if bits and not 2 <= bits <= 16:
         raise JaxpflError(f"quped.bits must be 0, or >= 2 and <= 16, got {bits}")

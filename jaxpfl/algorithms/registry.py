@@ -79,7 +79,7 @@ class Method(NamedTuple):
         or `train`, which update the statistics, and combines models only by means.
       keeps_statistics: whether running statistics stay with the clients.
       weighs: whether ``LocalWork.weighting`` sets the clients' weights in the mean.
-      source: file of the user that defines the method, ``FILE.py:NAME``; empty for other methods.
+      source: ``FILE.py:NAME`` if the method was loaded from a user's file; otherwise empty.
     """
 
     name: str

@@ -41,8 +41,8 @@ def hyper(
       is_rate: whether this is a learning rate that ``--lr`` and ``fit(lr=)`` set.
       is_step: whether this is another step size, which ``--lr`` and ``fit(lr=)`` do not set (for a prior, a scale, a
         mixture, adaptation or the server).
-      decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default
-        ``is_rate``.
+      decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default, true if
+        ``is_rate`` is true.
       paper: value in the method's paper or in a comparison with the method, if different from the default. Users select
         it with the text ``"paper"`` (`replace`).
     """

@@ -45,7 +45,7 @@ _form = jax.make_user_context("plain")
 
 
 _Weights = list[tuple[Array, Array]]
-"""Column of the kernel, [F], and bias, [], of each output."""
+"""For each output, its column of the model's kernel, [F], and its bias, []."""
 _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 """Maps the predictions of each output, and the labels, to the losses and their derivatives, all [b]."""
 

@@ -149,7 +149,8 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
       True
 
     Raises:
-      JaxpflError: if the optimizer or an argument is unknown, or a value is not a number (or not true or false).
+      JaxpflError: if the optimizer or an argument is unknown, or if an argument's value has the wrong type or is out of
+        range.
     """
     if not isinstance(optimizer, str):
         return optimizer
