@@ -208,9 +208,10 @@ _TOGETHER = 256
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     """Choose static lengths (ascending) for clients of these sizes, such that little padding is needed.
 
-    The result has the smallest number of lengths for which the sum of the padded sizes is less than `EQUAL` times the
-    sum of the sizes. If `MOST` lengths are not enough, the result is the best choice of `MOST` lengths. Each length is
-    the size of some client. Dynamic programming over the clients in order of size finds the lengths.
+    The result has the smallest number of lengths for which the sum of the padded sizes is at most `EQUAL` times the sum
+    of the sizes. If `MOST` lengths are not enough, the result is the best choice of `MOST` lengths. To limit the
+    search, sizes are divided into ranges with ratio `_STEP`, and only the largest size in each range can become a
+    length.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))

@@ -33,7 +33,7 @@ class Halves(NamedTuple):
       features: function ``(params, x, key=None, train=False) -> [N, width]`` that computes features; it reads only the
         body's parameters.
       head: function ``(params, features [N, width]) -> predictions [N, K]``; it reads only the head's parameters.
-      width: number of features of an example, F.
+      width: number of features of an example.
     """
 
     features: Callable[..., Array]

@@ -110,7 +110,11 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete all checkpoints, complete or not, except the checkpoint of ``round``."""
+        """Delete all checkpoints, complete or not, except the checkpoint of ``round``.
+
+        Raises:
+          UnwritableError: if a checkpoint cannot be deleted.
+        """
         for other in self._folder.iterdir():
             if other.name != str(round) and other.is_dir() and not other.is_symlink():
                 with writing(other):

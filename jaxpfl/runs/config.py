@@ -104,7 +104,7 @@ class _Source:
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Split, _Source):
-    """The data set and its split among clients. A field left at None takes its value from the data set's preset."""
+    """The data set and its split among clients. A field left at None takes its value from the preset, if it has one."""
 
     partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
     clients: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
@@ -137,7 +137,7 @@ class DataConfig(Split, _Source):
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings, DataConfig):
-    """Settings of one experiment as text. A field left at None takes its value from the data set's preset.
+    """Settings of one experiment as text. As in `DataConfig`, the data set's preset replaces None in some fields.
 
     `spec_for` converts the config to a `RunSpec` for each method.
     """

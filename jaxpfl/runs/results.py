@@ -179,7 +179,7 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
 
 
 def read_clients(folder: Path) -> dict[str, np.ndarray]:
-    """Read the clients' ids, and names if they are known, from ``clients.npz``; empty if the run has not finished."""
+    """Read the clients' ids, and the names of all clients if known, from ``clients.npz``; empty if there is no file."""
     path = folder / CLIENTS
     return read_npz(path, (*_WHO, "unseen_client_names")) if path.exists() else {}
 

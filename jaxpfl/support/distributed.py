@@ -83,9 +83,9 @@ def start(
     Every process must then make the same calls with the same arguments and data.
 
     Args:
-      address: host and free port of process 0.
-      processes: number of processes.
-      process: number of this process, from 0.
+      address: ``HOST:PORT`` with a free port of process 0; None or ``auto`` to find all three values automatically.
+      processes: number of processes; None if the address is found automatically.
+      process: number of this process, from 0; None if the address is found automatically.
       token: secret of at least 16 characters, the same in every process; by default, the environment variable
         JAXPFL_DISTRIBUTED_TOKEN. A token is needed unless the address is the loopback (localhost).
       cpu_devices: number of devices of this process if JAX runs on the CPU, the same number in every process.

@@ -63,7 +63,7 @@ def dirichlet_per_class(
       rng: random generator.
 
     Raises:
-      JaxpflError: if m * least exceeds N, or none of 1000 draws is accepted.
+      JaxpflError: if m or m * least exceeds N, if ``least`` is negative, or if none of 1000 draws is accepted.
     """
     _check_enough(len(labels), m)
     if least < 0 or m * least > len(labels):

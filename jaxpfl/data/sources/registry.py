@@ -134,7 +134,7 @@ def source_names() -> list[str]:
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
-    """Return all data sets known to `load`, and whether their files are present; no file is read."""
+    """Return all data sets known to `load`, and whether their files are present; no data are loaded."""
     root = data_directory(data_dir)
     entries = [entry(name, describe, root) for name, (_, describe) in _NAMED.items()]
     try:
