@@ -11,7 +11,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """Split a choice into its name and its arguments, whose values remain text.
+    """Split a choice into its name and its arguments, whose values remain strings.
 
     Examples:
       >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
@@ -64,7 +64,7 @@ def arguments(
 
 
 def literal(text: str) -> Any:
-    """Parse a Python literal (such as a number), ``true`` or ``false``; return any other text unchanged."""
+    """Parse a Python literal (such as a number), ``true`` or ``false``; return any other string unchanged."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # deeply nested brackets raise the last two
@@ -75,12 +75,12 @@ _FORMS = {int: "an int", tuple: "values separated by commas, such as 1.0,5.0"}
 
 
 def typed(what: str, text: str, kind: type) -> Any:
-    """Parse a text as a value of type ``kind``.
+    """Parse a string as a value of type ``kind``.
 
     Integers and inf are accepted as floats. A single number is accepted as a tuple of length one.
 
     Raises:
-      JaxpflError: if the text cannot be parsed as this type, or is NaN.
+      JaxpflError: if the string cannot be parsed as this type, or is NaN.
     """
     try:
         value = float(text) if kind is float else literal(text)  # literal does not parse "inf"

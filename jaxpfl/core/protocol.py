@@ -269,7 +269,7 @@ class NoiseStream(NamedTuple):
     """Identity of a private algorithm's random noise; the noise key also depends on the run's seed, data and settings.
 
     Attributes:
-      name: text that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
+      name: string that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
         noise, because shared noise would cancel in the difference of their releases.
       secret: whether the noise key is drawn from the operating system instead, and stored only in the run's state.
     """

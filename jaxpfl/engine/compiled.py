@@ -133,7 +133,7 @@ def cached(key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[]
     try:
         if len(_kept) > _FEW:
             _make_room()
-        # The text of a key with a user's object does not identify the object in other processes.
+        # If a key contains a user's object, `Key.text` does not identify the object in other processes.
         made = (stored or _read_or_make)(key, make) if _folder is not None and key.named else make()
     except BaseException as error:
         with _lock:
@@ -301,8 +301,8 @@ class Key(NamedTuple):
 
     Attributes:
       text: digest of settings, shapes and names, 64 hexadecimal digits; the same in every process.
-      objects: objects without a text, which are compared by equality or identity.
-      named: whether the text alone identifies the value, because none of the objects belongs to the user.
+      objects: objects that ``text`` does not describe, which are compared by equality or identity.
+      named: whether ``text`` alone identifies the value, because none of the objects belongs to the user.
     """
 
     text: str
@@ -359,11 +359,13 @@ class _Same:
 
 @dataclasses.dataclass(eq=False)
 class _Reading:
-    """Converter of values to text. Objects without a text are collected instead, and the text refers to their numbers.
+    """Converter of values to strings.
+
+    Objects that a string cannot describe are collected and numbered, and the string contains their numbers.
 
     Attributes:
       objects: collected objects, with their numbers.
-      named: whether the text alone identifies the values.
+      named: whether the strings alone identify the values.
     """
 
     objects: dict[_Same, int] = dataclasses.field(default_factory=dict)
@@ -372,7 +374,7 @@ class _Reading:
     _depth: int = 0
 
     def text(self, value: Any) -> str:
-        """Text of a value: the value itself if it is a scalar or string, otherwise a digest."""
+        """String that describes a value: the value itself if it is a scalar or a string, otherwise a digest."""
         if type(value) in _ATOMS:
             return f"{type(value).__name__} {value!r}"
         if id(value) in self._known:
@@ -462,7 +464,7 @@ class _Reading:
 
         Args:
           value: the object.
-          has_name: whether the rest of the text identifies the object in other processes too.
+          has_name: whether the rest of the string identifies the object in other processes too.
         """
         try:
             hashed = hash((type(value), value))

@@ -424,7 +424,7 @@ def result(
 
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:
-    """Settings of a run that are text, numbers or None, by name; these can be compared between processes."""
+    """Settings of a run that are strings, numbers or None, by name; these can be compared between processes."""
     told = {"method": spec.method.name} | vars(part_of(Settings, spec)) | vars(spec.plan)
     return {name: value for name, value in told.items() if value is None or isinstance(value, str | int | float)}
 

@@ -1,12 +1,12 @@
 """Noise keys of private runs, which differ between any two runs on the same users.
 
 If two runs used the same noise, the noise would cancel in the difference of their models. A run therefore draws its
-cohorts and its noise from a key that is derived from the seed and from a text that describes everything on which the
-run's published results depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation,
-and a checksum of the data. Equal runs of one program are numbered, and the key depends on this number too. The key does
-not depend on the order of the clients, on padding or on the execution plan. A user's own function or object cannot be
-described by a text. The key of a run that uses such an object is therefore drawn from the operating system's random
-numbers and stored only in the run's state.
+cohorts and its noise from a key that is derived from the seed and from a string. The string describes everything on
+which the run's published results depend: method, settings, mechanism, hyper-parameters, model, initial parameters,
+participation, and a checksum of the data. Equal runs of one program are numbered, and the key depends on this number
+too. The key does not depend on the order of the clients, on padding or on the execution plan. A string cannot describe
+a user's own function or object. The key of a run that uses such an object is therefore drawn from the operating
+system's random numbers and stored only in the run's state.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
 def names_of(
     noise: NoiseStream, federation: Federation, participation: Participation, availability: Availability
 ) -> tuple[str, ...]:
-    """Texts that describe the runs of a simulation: one text, or one for each run if runs differ in failure rates.
+    """Strings that describe the runs of a simulation: a single one, or one for each run if failure rates differ.
 
-    The texts are empty if the noise key is secret.
+    The strings are empty if the noise key is secret.
     """
     each = availability.per_run
     if noise.secret:

@@ -127,7 +127,9 @@ def over_clients(
       ``median``, ``p10`` and ``worst_decile`` are statistics over clients, averaged over seeds. ``p10`` is the 10 %
       quantile, and ``worst_decile`` the mean of the ceil(m / 10) lowest scores; if smaller scores are better, these are
       the 90 % quantile and the mean of the highest scores. With ``sizes``, ``mean_examples`` and ``std_examples`` are
-      the mean and standard deviation over seeds of `mean_over_examples`.
+      the mean and standard deviation over seeds of `mean_over_examples`. If a score is infinite, ``mean``, ``p10`` and
+      ``worst_decile`` have the worst possible value, infinity or minus infinity, and ``std`` and ``std_clients`` are
+      None. Without any score, all entries are None.
     """
     found = _over_clients(scores, lower)
     if sizes is not None:

@@ -16,7 +16,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 H = TypeVar("H")
 PAPER = "paper"
-"""Text by which users select the paper's value of a hyper-parameter."""
+"""String by which users select the paper's value of a hyper-parameter."""
 
 
 def hyper(
@@ -44,7 +44,7 @@ def hyper(
       decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default, true if
         ``is_rate`` is true.
       paper: value in the method's paper or in a comparison with the method, if different from the default. Users select
-        it with the text ``"paper"`` (`replace`).
+        it with the string ``"paper"`` (`replace`).
     """
     metadata = {
         "doc": doc,
@@ -111,8 +111,8 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
     Args:
       method: the method's name, for errors.
       hp: the hyper-parameters.
-      values: name -> value. A sequence has one value for each run of a sweep. The text ``"paper"`` selects the paper's
-        value, or the default if no paper's value is declared.
+      values: name -> value. A sequence has one value for each run of a sweep. The string ``"paper"`` selects the value
+        in the paper, or the default if no such value is declared.
 
     Raises:
       JaxpflError: if a name is unknown, or a value is not a number or is outside its range.

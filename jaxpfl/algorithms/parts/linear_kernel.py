@@ -138,7 +138,7 @@ def _over_clients(train: Callable[[int, PyTree, _Clients], PyTree]) -> Callable[
     @either.def_vmap
     def together(number: int, mapped: Any, store: PyTree, clients: _Clients) -> tuple[PyTree, PyTree]:
         of_store, of_clients = mapped
-        if any(jax.tree.leaves(of_store)):  # each client has a store of its own
+        if any(jax.tree.leaves(of_store)):  # each client has its own store
             axes = jax.tree.map(lambda by_client: 0 if by_client else None, (of_store, of_clients))
             new = jax.vmap(alone, in_axes=axes)(store, clients)
         else:

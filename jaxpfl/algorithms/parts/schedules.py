@@ -123,12 +123,12 @@ class Schedule:
 
 
 def resolve(given: str | Factors, rounds: int) -> Schedule | None:
-    """Build a schedule for a run of ``rounds`` rounds from its text form or a function.
+    """Build a schedule for a run of ``rounds`` rounds from a string or a function.
 
-    Returns None for the text `OWN`, with which each method keeps its own decay.
+    Returns None for the name `OWN`, with which each method keeps its own decay.
 
     Raises:
-      JaxpflError: if the text or the function is refused, as in `parse` and `tabulated`.
+      JaxpflError: if the string or the function is refused, as in `parse` and `tabulated`.
     """
     return parse(given, rounds) if isinstance(given, str) else tabulated(given, rounds)
 
@@ -168,9 +168,9 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
 
 
 def parse(text: str, rounds: int) -> Schedule | None:
-    """Build a schedule for a run of ``rounds`` rounds from its text form.
+    """Build a schedule for a run of ``rounds`` rounds from a string such as ``cosine:warmup=5``.
 
-    Returns None for the text `OWN`, with which each method keeps its own decay.
+    Returns None for the name `OWN`, with which each method keeps its own decay.
 
     Examples:
       >>> parse("step:every=30,factor=0.5", 100).every
@@ -201,7 +201,7 @@ def parse(text: str, rounds: int) -> Schedule | None:
 
 
 def depends_on_rounds(text: str) -> bool:
-    """True if the schedule with this text form depends on the run's number of rounds."""
+    """True if the schedule that a string describes depends on the run's number of rounds."""
     return text.partition(":")[0] in ("cosine", "linear")
 
 

@@ -237,11 +237,11 @@ class Disk:
     Args:
       folder: folder of the files.
       shapes: shapes of the states, leaves [S, m, ...].
-      keys: text of each run's key, [S].
+      keys: string for each run's key, [S].
       temporary: whether the files have no names, so that they vanish with the process.
 
     Attributes:
-      keys: text of each run's key, [S], which identifies the run.
+      keys: string for each run's key, [S], which identifies the run.
       is_new: whether the files do not yet contain the initial states.
     """
 

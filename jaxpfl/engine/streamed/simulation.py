@@ -323,7 +323,7 @@ class StreamedSimulation(Simulation):
 
 
 def _names(keys: Array) -> list[str]:
-    """Hexadecimal text of each run's key."""
+    """Hexadecimal digits of each run's key."""
     return [bytes(row).hex() for row in np.asarray(jax.random.key_data(keys))]
 
 
