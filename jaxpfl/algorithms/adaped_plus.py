@@ -32,8 +32,9 @@ The options are
   raise the effective learning rate (``normalize``);
 - the gate (``gate``), and training outside the cohort (``idle_rounds``).
 
-With ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0, delta = 1, and AdaPeD's values of ``psi_init``
-and c, the method is AdaPeD, except that the server's mean is weighted by the numbers of examples.
+The method is AdaPeD if ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1, and if
+``psi_init`` and c have AdaPeD's values. The only remaining difference is that the server's mean is weighted by the
+numbers of examples.
 
 The distillation term in fine-tuning had no benefit in the measured cases (``docs/records/adaped-plus.md``). Without
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,

@@ -292,9 +292,9 @@ class Algorithm(NamedTuple):
         host.
       check_data: function that refuses an unsuitable federation before compilation; called on the host.
       counts_bits: whether uploads have ``Upload.bits``, which are then counted.
-      clusters: function from the server's state to the cluster of each client in the order of the stack, [m], for a
-        method in which the server forms the clusters; called on the host with the state of one run. For clusters that
-        clients choose, see `Client.cluster`.
+      clusters: for a method in which the server forms clusters, function from the server's state to each client's
+        cluster, [m], in the order of the stack; called on the host with the state of one run. For clusters that clients
+        choose, see `Client.cluster`.
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
       pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.

@@ -57,9 +57,9 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
 
     Raises:
       JaxpflError: if the result is not (state, metrics), or the new state differs from the old state in structure,
-        shape or dtype. The error is also raised if the call fails and the uploads differ from ``shared`` in structure
-        or, where uploads are summed, in shape; it then names this difference as the likely cause. Such a difference
-        without a failure is allowed, because a method may upload a tree that differs from the message.
+        shape or dtype. If the call itself fails, and the uploads differ from ``shared`` in structure (or in shape, if
+        uploads are summed), the error names this difference as the likely cause. Without a failure, such a difference
+        is allowed, because a method may upload a tree that differs from the message.
     """
     try:
         result = server.update(*given)

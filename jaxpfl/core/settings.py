@@ -130,8 +130,8 @@ def about(
       range: allowed values of a number.
       unit: unit of a number, such as "clients".
       kind: type of the values; by default derived from the annotation (int, float, str or bool).
-      text: annotation for flags and config files, if Python accepts more types than flags and files (``str | None`` for
-        a setting that may also be a function in Python).
+      text: annotation for flags and config files, if they accept fewer types than Python. For a setting that may also
+        be a function in Python, for example, the annotation is ``str | None``.
     """
     more: dict[str, Any] = {
         "unless_given": unless_given,

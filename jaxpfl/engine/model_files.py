@@ -211,7 +211,8 @@ class Models:
           each class, such as ``probability_yes``. With several labels, there is a prediction for each.
 
         Raises:
-          JaxpflError: as in `predict`, or if the run predicts neither classes nor numbers.
+          JaxpflError: as in `predict`; or if a new client needs a global model and there is none, if a model has
+            diverged, or if a table cannot show the predictions of the run's task.
         """
         import pandas
 

@@ -194,9 +194,9 @@ def other_metrics(
       examples: numbers of test examples of the clients [m]; ``sizes`` by default.
 
     Returns:
-      Metric -> entries ``personalized`` and ``global`` (None without a global model) with the statistics ``mean``,
-      ``std``, ``median``, ``mean_examples`` and ``std_examples`` of `over_clients`, and ``undefined``, the number of
-      clients for which the metric is undefined.
+      Metric -> entries ``personalized``, ``global`` and ``undefined``. The first two have the statistics ``mean``,
+      ``std``, ``median``, ``mean_examples`` and ``std_examples`` of `over_clients`; ``global`` is None without a global
+      model. ``undefined`` is the number of clients for which the metric is undefined.
     """
     found: dict[str, Any] = {}
     for key, of_clients in scores.items():

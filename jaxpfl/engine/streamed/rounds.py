@@ -109,9 +109,10 @@ def make_streamed(
 
     Returns:
       Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are
-      the cohort's rows as they were read from the host, which may be outdated: ``before`` has the rows of the previous
-      cohort after its round. If ``source[i]`` is not negative, row i is replaced by the row ``source[i]`` of ``before``
-      (``source`` is [rows] int32). ``drawn`` is the cohort, as rows of the stack.
+      the cohort's rows as they were read from the host. Some of them may be outdated, because the previous round's
+      results are written later. ``before`` has the rows of the previous cohort after its round. If ``source[i]`` is not
+      negative, row i is replaced by the row ``source[i]`` of ``before`` (``source`` is [rows] int32). ``drawn`` is the
+      cohort, as rows of the stack.
     """
     participation = plan.participation
 
