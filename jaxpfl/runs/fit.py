@@ -107,7 +107,7 @@ def fit(
 
     Raises:
       JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if the data do not allow a
-        setting, or if the folder exists or cannot be written.
+        setting, or if the folder contains files or cannot be written.
     """
     given = dict(locals())
     settings = {name: given[name] for name in inspect.signature(RunSpec).parameters}

@@ -37,7 +37,7 @@ def adapt(
 
     Raises:
       JaxpflError: if the folder is not the models' run, if the run's data are not a table with one column of labels, if
-        a client has no labelled row, or if a label is unknown.
+        a client has no labelled row, if a label is unknown, or if the method does not support unseen clients.
     """
     if not (folder / "config.json").is_file():
         raise JaxpflError(f"--adapt needs the run of the models: {folder} must be its folder")
