@@ -332,7 +332,7 @@ class Availability:
     Also a list with one probability for each run of a sweep.
     """
     stragglers: Scalar = setting(0.0, range=PROBABILITY, kind=RATE, text=float)
-    """Probability that a client takes fewer local steps in a round, a uniformly random number from 1 to LOCAL_STEPS.
+    """Probability that a client is slow in a round: it takes a uniformly random number of steps from 1 to LOCAL_STEPS.
 
     Also a list with one probability for each run of a sweep.
     """

@@ -57,7 +57,8 @@ class ExecutionPlan:
     """
 
     devices: str | int = setting("auto", kind=_choice("auto", count=True), unit="devices")
-    """Number of devices that share the clients; auto uses all devices, but at most one for each client of a cohort."""
+    """Number of devices that share the clients. auto uses all devices; if there is one process, at most one device for
+    each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
     """Clients that a device trains in one vectorised operation: map trains one client after the other (the working set
     stays in the cache), vmap trains the whole cohort at once, and a number trains that many clients at once. auto
