@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 from jaxpfl import use_cpu_cores
 
@@ -19,6 +20,7 @@ assert flags[1:] == ["--xla_cpu_collective_call_warn_stuck_timeout_seconds=600"]
 """
 
 
+@pytest.mark.slow
 def test_devices_and_patience():
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)
 

@@ -33,6 +33,7 @@ def test_the_largest_client_is_named_before_examples_are_copied(monkeypatch: pyt
         stack_clients(given)
 
 
+@pytest.mark.slow
 def test_two_thousand_clients_and_a_large_one_in_a_small_process() -> None:
     """2000 clients of 30 images and one of 20,000: the store has the size of the data, 240 MB, not 120 GB."""
     code = """

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import jaxpfl
 
 SCRIPT = """
@@ -35,6 +37,7 @@ assert jaxpfl.load_sweep  # pandas is imported when it is called
 """
 
 
+@pytest.mark.slow
 def test_a_fit_needs_the_five_packages_only():
     subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], check=True)
 

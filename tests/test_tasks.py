@@ -180,6 +180,7 @@ def test_own_metrics_and_their_means():
         _ = result.personalized_accuracy
 
 
+@pytest.mark.slow
 def test_a_ranking_leaves_out_clients_of_one_class():
     """And has other metrics by name; without two classes in any client's test examples it is refused."""
 
@@ -337,6 +338,7 @@ def task():
     return TASKS["next-token"](classification(bigram(), (T,), V, jnp.int32))
 
 
+@pytest.mark.slow
 def test_loss_distance_and_mixture_are_those_of_numpy(float64):
     rng = np.random.default_rng(3)
     logits, others = rng.normal(size=(2, 6, T, V))

@@ -99,6 +99,7 @@ def federation():
     return jaxpfl.federate(jaxpfl.load("digits"), clients=5, classes_per_client=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "parts"),
     [

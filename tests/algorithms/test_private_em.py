@@ -89,6 +89,7 @@ def test_a_planted_mixture_is_found_under_noise():
     np.testing.assert_allclose(end.p, 0.5, atol=0.05)
 
 
+@pytest.mark.slow
 def test_components_that_nobody_belongs_to_stay_where_they_are():
     gamma = mixture()._replace(mu={"w": jnp.stack([jnp.zeros(D), jnp.full(D, 100.0)])})
     changes = {"w": jnp.zeros((50, D))}

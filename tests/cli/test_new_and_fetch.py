@@ -16,6 +16,7 @@ from command import jaxpfl
 from jaxpfl.data.sources import download
 
 
+@pytest.mark.slow
 def test_a_new_project_is_run_and_a_folder_with_files_is_refused(capsys, tmp_path, monkeypatch):
     made = jaxpfl(capsys, "new", tmp_path / "a" / "project")
     assert (made.status, made.out.count("\n")) == (0, 1)

@@ -97,6 +97,7 @@ def scores(folder: Path, name: str) -> np.ndarray:
         return arrays[f"{name}/after_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Path, capsys):
     small = [*SMALL, "--set", "mixed.share=0.5", "--lr", "0.05", "--quiet"]
     done = jaxpfl(capsys, "run", "mine.py:METHOD", *small, "--output", "run", "--json")

@@ -20,6 +20,7 @@ def test_epsilon(capsys):
     }
 
 
+@pytest.mark.slow
 def test_accountants_and_ways_to_sample(capsys):
     def epsilon(*args: str) -> dict:
         return jaxpfl(capsys, "privacy", "epsilon", "--noise-multiplier", "2", *RUN, *args).json

@@ -48,6 +48,7 @@ def undrawn(finished, monkeypatch) -> tuple[Path, dict]:
     return finished
 
 
+@pytest.mark.slow
 def test_json_is_the_schema(finished):
     _, summary = finished
     assert set(summary) == {*("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version", "constant")}
@@ -226,6 +227,7 @@ def test_methods_come_from_the_config_unless_given(tmp_path, capsys, monkeypatch
     assert f"run trains one method, but {two} names local, fedavg" in refused.err
 
 
+@pytest.mark.slow
 def test_a_profile_is_a_trace_and_changes_no_numbers(undrawn, tmp_path: Path, capsys):
     _, plain = undrawn
     traced = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "traced", "--profile")

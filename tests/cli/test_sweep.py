@@ -48,6 +48,7 @@ def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path
     assert json.loads(best.read_text())["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_the_definition_in_a_folder_is_a_config(capsys, small: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("jaxpfl.runs.sweep.sweep.figures", lambda summary: {})
     definition = small / "sweep.json"

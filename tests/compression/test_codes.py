@@ -63,6 +63,7 @@ def test_run_length_round_trip(x: np.ndarray):
     assert len(message) == int(run_bits(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x",
     [

@@ -128,6 +128,7 @@ def in_two_runs(plan: Batching) -> np.ndarray:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["epoch", pytest.param("step", marks=pytest.mark.slow)])
 def test_classes_of_clients_change_no_draw(kind: Draw) -> None:
     plan = plan_batches(CLASSED, steps=5, batch_size=6, draw=kind)
@@ -302,6 +303,7 @@ def test_all_orders_of_a_small_client_are_equally_likely_in_a_million(size: int,
     assert is_uniform(np.sum(counts, axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_first_places_and_pairs_are_uniform(size: int) -> None:
     """The examples at the first two places by sixteenths, alone, as pairs, and their distance, in 20,000 orders."""
@@ -320,6 +322,7 @@ def test_first_places_and_pairs_are_uniform(size: int) -> None:
     assert abs(steps.mean() / size - 0.5) < 6 * math.sqrt(1 / 12 / 20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "places"), [(37, 37), (1000, 100), (4097, 100)])
 def test_neighbours_and_fixed_points_are_as_rare_as_in_a_random_order(size: int, places: int) -> None:
     """Places x with example x, and next places with next examples: each has probability 1/n."""

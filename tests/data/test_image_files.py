@@ -103,6 +103,7 @@ def test_digits() -> None:
     np.testing.assert_array_equal(np.bincount(source.y_train), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 
 
+@pytest.mark.slow
 def test_real_mnist() -> None:
     root = os.environ.get("JAXPFL_DATA_DIR")
     present = {entry.name: entry.present for entry in available(root)} if root else {}

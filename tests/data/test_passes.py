@@ -66,6 +66,7 @@ def test_chunks_do_not_matter(chunk, mapped):
     assert got[1].shape == (len(SIZES), 17)
 
 
+@pytest.mark.slow
 def test_examples_that_are_mapped_too():
     """Clients with stores of their own, as a method makes of traced arrays."""
     data, w = clients(4), jnp.ones(2)

@@ -222,6 +222,7 @@ def test_two_classes_are_labels_0_and_1_of_a_task_with_one_logit(tmp_path: Path)
         load("libsvm:own", str(tmp_path), task="ranking")
 
 
+@pytest.mark.slow
 def test_real_a9a() -> None:
     root = real("a9a", "libsvm", "a9a")
     source = load("a9a", root)

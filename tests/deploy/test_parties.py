@@ -67,6 +67,7 @@ def check_same_numbers(method: str, folder=None, **settings) -> None:
         assert folder is None or (folder / str(i) / "personal.npz").exists()
 
 
+@pytest.mark.slow
 def test_wrappers_of_the_simulation_are_not_lost():
     kept = {"client_optimizer": "sgd:momentum=0.9", "keep_optimizer": True}
     check_same_numbers("fedavg", lr_schedule="cosine", compress="qsgd:levels=4", cohort=2, **kept)

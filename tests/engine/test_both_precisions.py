@@ -32,6 +32,7 @@ def in_both(function):
         return single, jax.tree.map(np.asarray, function())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", ["epoch", slow("step"), slow("replacement")])
 def test_batches_are_the_same(draw):
     plan = plan_batches(SIZES, 6, 4, draw)

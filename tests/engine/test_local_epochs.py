@@ -87,6 +87,7 @@ def test_head_and_body_share_a_clients_own_steps():
 WORKS = ({"local_epochs": 1}, {"local_steps": 2})
 
 
+@pytest.mark.slow
 def test_slow_clients_take_fewer_of_their_own_steps():
     found = fitted(local_epochs=1, stragglers=1.0, rounds=8)
     taken = found.gradients.training[0]

@@ -154,6 +154,7 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_state_that_was_written_over_is_refused() -> None:
     simulation = jaxpfl.fit("local", federation(), **SETTINGS | {"rounds": 1}, plan=plan("host")).simulation
     first = simulation.init([0])

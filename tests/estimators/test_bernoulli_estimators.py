@@ -122,6 +122,7 @@ def test_populations_draw_what_they_say(prior: str):
         assert (mean, variance) == pytest.approx((exact.mean(), exact.var()), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_message_odds_are_e_to_the_epsilon_exactly():
     """Equation (7): largest over smallest probability of each message over all inputs, and how often each is sent."""
     for epsilon in (0.25, 1.0, 4.0):
@@ -182,6 +183,7 @@ def test_beta_binomial_likelihood_finds_the_population_and_its_maximum():
         assert log_likelihood(alpha, beta * factor) < best
 
 
+@pytest.mark.slow
 def test_the_printed_bounds():
     """Theorems 3 and 4 at m = 1000, n = 10, by hand."""
     logarithm = np.log(4 * 1000**2 * 10)

@@ -64,6 +64,7 @@ def test_denoising_saves_most_of_what_noise_costs():
     assert (kl(p, made) < 0.25 * kl(p, floored(noisy, 1e-6))).all()
 
 
+@pytest.mark.slow
 def test_the_noise_is_that_of_each_token():
     """Standard deviations over 4000 draws within 5 standard errors: a false alarm in 1e5 over 40 entries."""
     z, runs = 0.7, 4000

@@ -33,6 +33,7 @@ def test_the_mean_shrinkage_of_few_clients_is_the_integral(m: int):
     np.testing.assert_allclose((high - low) / 2, stats.norm.ppf(0.975) * np.sqrt(variance), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_of_unequal_sizes_by_brute_force():
     """The posterior over a dense grid of mu and st, with none of the closed forms."""
     s2 = np.array([0.1, 0.4, 0.4, 1.0, 0.02, 0.2])
@@ -142,6 +143,7 @@ def test_the_grid_finds_a_narrow_population(m: int, n: int, p: float):
     assert (high - low).max() < 2 * np.sqrt(max(p, 1 / n) * (1 - p) / n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("m", "n", "st", "least"),
     [
@@ -206,6 +208,7 @@ def test_clients_of_unequal_noise_have_intervals_of_their_own():
     assert errors[:, 0].mean() < 0.65 * errors[:, 1].mean()
 
 
+@pytest.mark.slow
 def test_rates_by_brute_force():
     """The mixture of Gamma distributions over a dense grid of mu and c has the tails that were asked for."""
     z, e = np.array([0, 2, 5, 1, 9, 3]), np.array([1.0, 0.5, 2.0, 1.5, 2.5, 1.0])

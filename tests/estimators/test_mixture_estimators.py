@@ -178,6 +178,7 @@ def test_without_noise_private_kmeans_is_lloyds_algorithm():
     np.testing.assert_allclose(got.centers, exact.centers, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_private_kmeans_is_accounted_for_all_its_steps():
     """The calibrated multiplier spends eps by dp-accounting's PLD accountant, on the event of T composed Gaussians."""
     pld = pytest.importorskip("dp_accounting.pld")

@@ -46,6 +46,7 @@ def test_the_beta_prior_is_the_likeliest():
     np.testing.assert_allclose(found.mean, found.prior_mean + (1 - found.shrinkage) * (z / n - found.prior_mean))
 
 
+@pytest.mark.slow
 def test_the_gamma_prior_is_the_likeliest():
     z, e = events()
     found = ebpoisson(z, e)
@@ -135,6 +136,7 @@ def log_likelihood(bounded: bool, z: np.ndarray, n: np.ndarray, x: np.ndarray, a
     return stats.nbinom.logpmf(z, size, size / (size + np.exp(eta) * n)).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounded", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_fit_is_the_likeliest(bounded: bool):
     z, n, x = data(bounded)

@@ -133,6 +133,7 @@ def test_first_two_accelerated_steps_by_hand():
 # --- mixtures -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_component_reaches_the_likelihoods_maximum_over_center_and_variances():
     """Against SciPy on dense covariances of the examples; EM on the coefficients is not there after 2000 steps."""
     _, x, y, _ = clients(60, 3, 5, scale=1.0)

@@ -25,6 +25,7 @@ def test_the_worst_distribution_is_that_of_a_linear_program(t, kurtosis, chi):
     np.testing.assert_allclose(robust.worst_miss(t, kurtosis, chi), -best.fun, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_critical_values():
     z = stats.norm.ppf(0.975)
     np.testing.assert_allclose(critical_value([0.0], 3.0), z, rtol=1e-6)

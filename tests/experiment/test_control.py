@@ -132,6 +132,7 @@ def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
     assert 0.03 < clock.seconds < 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_tuning(tmp_path, monkeypatch):
     """As on a GPU, where the products of a short run are compiled quickly and those of a long run fully."""
     tuned, made = [], build.Assembled.simulation

@@ -97,6 +97,7 @@ def test_a_table_that_python_federated_predicts_its_raw_rows(tmp_path, capsys, s
         assert "already standardised" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fit_that_ctrl_c_stops_is_resumed(federation, tmp_path) -> None:
     def stop(found: Evaluated) -> None:
         if found.round == 2:

@@ -43,6 +43,7 @@ def take(folder: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, holder):
     with pytest.raises(JaxpflError, match=f"process {holder.pid} on .* is using .*run: wait until it ends, or choose"):
         take(tmp_path / "run")

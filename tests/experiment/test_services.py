@@ -71,6 +71,7 @@ class TestMLflow:
         names = run.data.metrics
         return {n: [(m.step, m.value) for m in self.client.get_metric_history(run.info.run_id, n)] for n in names}
 
+    @pytest.mark.slow
     def test_a_run_of_it_holds_means_settings_and_how_it_ended(self, folder: Path, tmp_path: Path):
         tell(MLflow(folder, (tmp_path / "store").as_uri()))
         (run,) = self.stored(tmp_path / "store")

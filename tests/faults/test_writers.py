@@ -12,6 +12,7 @@ import pytest
 from harness import HERE, library
 
 
+@pytest.mark.slow
 def test_each_call_of_the_smallest_writers(tmp_path: Path) -> None:
     try:
         preloaded = os.environ | {"LD_PRELOAD": str(library(tmp_path))}

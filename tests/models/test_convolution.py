@@ -81,6 +81,7 @@ def test_strides_and_padding_are_those_of_lax(shape, stride, padding):
         compare(ours, theirs, (x, kernel), 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_conv_pool_equals_and_ties_as_pooling_last_in_float64(shape):
     """Small integers: sums are exact, many windows tie, and many maxima are exactly zero before relu."""

@@ -150,6 +150,7 @@ TASKS = {
 QUICK = ("mlp", "a call of a program")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in TASKS])
 def test_the_head_of_the_features_is_the_model(name):
     task, width = TASKS[name][0](), TASKS[name][1]

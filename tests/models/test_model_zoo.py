@@ -96,6 +96,7 @@ def test_logits_under_jit_and_vmap(name):
     np.testing.assert_allclose(logits[1], jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_initialisation_fills_its_bounds_and_norms_start_at_one_and_zero(name):
     model, params = initialised(name)

@@ -32,6 +32,7 @@ def layer(params, xs):
     return np.stack(states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru:5,4", pytest.param("gru:5", marks=pytest.mark.slow)])
 def test_equals_its_equations_in_float64(name):
     """At every position, which so sees no later token, and at the last, where the others are not asked for."""
@@ -61,6 +62,7 @@ def to_flax(params):
     return cell
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_those_of_flax():
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(0), (6, 3, 4), jnp.float64)
@@ -147,6 +149,7 @@ def test_it_equals_its_equations_in_float64():
         np.testing.assert_allclose(jit(last.apply)(moved, x), expected[:, -1], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_products_of_rotated_vectors_depend_on_distances_alone():
     with jax.enable_x64(True):
         query, key = jax.random.normal(jax.random.key(0), (2, 4), jnp.float64)

@@ -291,6 +291,7 @@ def test_it_is_scored_with_the_state_that_it_keeps():
 ALL_KINDS = ("fedavg", "ifca", "scaffold")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow) for name in ALL_KINDS]
 )

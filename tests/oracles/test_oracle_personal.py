@@ -355,6 +355,7 @@ def test_a_client_of_apfl_that_was_in_no_cohort_mixes_with_mu():
     assert_scores(got._replace(state=first), mixed, want.server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hessian", [True, False])
 def test_one_step_of_perfedavg_on_a_quadratic(hessian):
     """``f = (w - b)'A(w - b)/2``: the outer gradient is ``(I - alpha A) A (I - alpha A) (w - b)``, to the first order

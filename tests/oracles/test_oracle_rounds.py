@@ -266,6 +266,7 @@ def nova(**more):
     return jaxpfl.fit("fedavg", oracle.classification_problem(), **given | {"options": {"fednova": True}} | more)
 
 
+@pytest.mark.slow
 def test_in_fednova_a_straggler_counts_by_its_slope():
     """``(sum p tau) sum p Delta / tau`` is what the server adds."""
     simulation = nova(stragglers=0.7, dropout=0.2).simulation

@@ -185,6 +185,7 @@ def one_key(server):
     return server._replace(init=init, update=update, broadcast=broadcast)
 
 
+@pytest.mark.slow
 def test_a_key_that_rounds_share_is_seen_by_a_game(monkeypatch):
     planted(monkeypatch, server=one_key)
     refuted, game = play(worlds=400)

@@ -31,6 +31,7 @@ def test_noise_of_the_papers_table_2(epsilon, z):
     assert plan.epsilon(1e-4) <= epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "z"), [(4.0, 5.043), (9.0, 2.665)])
 def test_noise_of_the_papers_figure_1b(epsilon, z):
     plan = calibrate(PrivacyPlan(CentralNoise(1.0), Poisson(1 / 3), 240), epsilon, 1e-4)
@@ -38,6 +39,7 @@ def test_noise_of_the_papers_figure_1b(epsilon, z):
     assert plan.epsilon(1e-4) <= epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cap", "epsilon"), [(None, 1.966), (8, 3.119), (12, 2.023), (20, 1.966), (50, 1.966)])
 def test_a_cap_on_poisson_cohorts_costs(cap, epsilon):
     plan = PrivacyPlan(CentralNoise(2.0), Poisson(0.1, 50, cap), 100)

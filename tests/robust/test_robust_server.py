@@ -137,6 +137,7 @@ def test_an_attacker_uploads_something_else_at_its_weight(attack, change):
     np.testing.assert_allclose(value, np.average(rows, axis=0, weights=weights), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_is_an_attacker_s_own_and_of_its_deviation():
     """The mean moves by the noise in place of the vector, times the attacker's share of the weights."""
     small, large = (attack_of(f"noise:deviation={s}").change(jax.random.key(0), jnp.ones(3)) for s in (1.0, 50.0))

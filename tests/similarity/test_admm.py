@@ -180,6 +180,7 @@ def test_single_precision_reaches_its_tolerance():
         np.testing.assert_allclose(end.z, fuse(data(11), 0.3, p).z, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [True, False])
 def test_more_parameters_than_clients(dense):
     """A rotation into 12 dimensions rotates the minimiser; the second step begins with what the first one left."""

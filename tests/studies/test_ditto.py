@@ -28,6 +28,7 @@ every = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every
 def test_errors_over_lambda_are_those_of_theory(given):
     found = simulated(given)

@@ -38,6 +38,7 @@ def contained(columns: dict) -> bool:
     return bool(((low <= at) & (at <= high)).all())
 
 
+@pytest.mark.slow
 def test_clients_that_look_alike_have_no_sure_probability(tmp_path: Path):
     """Six clients of five samples, all of .4 or .6: the moments say v = 0, the intervals do not take it for true."""
     ones = [2, 3, 3, 2, 2, 2]

@@ -283,6 +283,7 @@ def test_an_unknown_study_suggests_the_nearest(capsys):
     assert "did you mean 'gaussian'" in call(capsys, "gausian").err
 
 
+@pytest.mark.slow
 def test_only_the_study_that_is_named_is_imported():
     """``jaxpfl estimate --help`` imports none."""
     script = (

@@ -90,6 +90,7 @@ def test_settings_that_failed_or_diverged_do_not_go_on():
     assert rounds_by_lr(played(definition, score)) == {0.1: [3, 3], 0.2: [3, 3], 0.3: [9, 9]}
 
 
+@pytest.mark.slow
 def test_decisions_are_the_same_from_any_moment_on():
     """Scores change from rung to rung, and later ones replace earlier ones in the records."""
     definition = of(LRS, seeds=2)

@@ -74,6 +74,7 @@ def states(folder: Path) -> list[Path]:
     return sorted((folder / "unfinished").glob("*/*/*/SHA256SUMS"))
 
 
+@pytest.mark.slow
 def test_a_stopped_group_goes_on_with_the_same_numbers(tmp_path: Path):
     folder, whole = tmp_path / "parts", tmp_path / "whole"
     assert session(folder, stop_at=2).rounds == [1, 2]
