@@ -79,6 +79,10 @@ def test_head_and_body_share_a_clients_own_steps():
     sizes = (10, 40)
     epochs = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1)
     assert epochs.gradients.training[0].tolist() == [4, 16]
+    halves = {"head_steps": 3, "body_steps": 3}  # a proportion, not a number of steps
+    same = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1, options=halves)
+    assert same.gradients.training[0].tolist() == [4, 16]
+    assert np.array_equal(same.history["train_loss"], epochs.history["train_loss"])
     # Two steps, the first on the head: were the head's share that of the larger client, the body would never move.
     alone, pair = (fitted("fedrep", sizes=(10, 10), model="mlp:4", **work) for work in WORKS)
     assert np.array_equal(alone.history["train_loss"], pair.history["train_loss"])
