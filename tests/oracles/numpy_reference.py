@@ -250,12 +250,6 @@ def run_fedavg(world: World, hp: Hyper, server: Params, own: Sequence[Any], defe
 # --- AdaPeD ---------------------------------------------------------------------------------------
 
 
-def adaped_objective(theta: Params, mu: Params, psi: float, x: np.ndarray, y: np.ndarray, c: float = 1.0) -> float:
-    """``CE(theta) + log(2 psi) / 2 + c f_KD(theta, mu) / (2 psi)``."""
-    f = distillation(forward(mu, x), forward(theta, x))[0]
-    return cross_entropy(forward(theta, x), y)[0] + np.log(2 * psi) / 2 + c * f / (2 * psi)
-
-
 def adaped_step(
     theta: Params, mu: Params, psi: float, batch: Batch, hp: Hyper, factor: float, defect: str = ""
 ) -> tuple[Params, Params, float, float, float]:

@@ -170,16 +170,3 @@ def test_the_gate_opens_and_shuts():
         for r in (0, -1)
     )
     assert max(first) > np.log(CLASSES) > min(last)
-
-
-@pytest.mark.slow
-def test_without_its_ingredients_it_is_adaped():
-    """Full participation of clients of one size: weights by examples are uniform."""
-    given = {"problem": oracle.classification_problem((8,) * 4, (0, 1, 2, 3)), "batch_size": 5, "rounds": 3}
-    hp, options = {"ce_global": 0.0, "kd_global": 1.0, "anneal": 1.0}, {"start": "init", "fine_tune_steps": 0}
-    mine, adaped = (
-        oracle.run_method("adaped-plus", BASE | hp, keep=True, **options, **given),
-        oracle.run_method("adaped", BASE, **given),
-    )
-    assert_same(mine.states[-1].server._asdict(), adaped.states[-1].server._asdict())
-    assert_same(mine.states[-1].clients[0].theta, adaped.states[-1].clients[0])

@@ -10,7 +10,6 @@ import pytest
 from numpy_reference import average, backward, cross_entropy, forward, log_softmax, run_rounds, sgd, step, subtract
 from oracle import NEWCOMERS, SGD, M, Oracle, assert_same, cases, classification_problem, client_row, clients, on_host
 
-import jaxpfl
 from jaxpfl.algorithms.cfl import bipartition, cosines
 
 CLUSTERS = 3
@@ -272,26 +271,6 @@ def test_the_clusters_of_ifca():
     np.testing.assert_array_equal(got.simulation.clusters(got.state), [chosen])
 
 
-@pytest.mark.slow
-def test_the_likelihood_of_fedem_only_rises():
-    """``sum_i sum_s log sum_l pi_il p_l(y_s | x_s)``, where every step is exact: everyone, full batches, one step.
-
-    The mean by n_i of one full-batch step is a step on the lower bound, and the proportions maximise it.
-    """
-    got = oracle.run_method(
-        "fedem", {"lr": 0.3, "lr_decay": 1.0, "weight_decay": 0.0}, rounds=40, steps=1, components=CLUSTERS
-    )
-
-    def likelihood(state):
-        models, proportions = server_models(state)
-        pairs = zip(proportions, oracle.train_data(), strict=True)
-        return sum(float(np.logaddexp.reduce(log_joint(models, pi, x, y), axis=1).sum()) for pi, (x, y) in pairs)
-
-    values = np.array([likelihood(state) for state in got.states])
-    assert (np.diff(values) > 0).all()
-    assert values[-1] > values[0] + 5
-
-
 def test_the_splits_of_cfl():
     """In several rounds; what a new client has is the model of least loss."""
     made, want = ORACLES["cfl"].got("everyone"), ORACLES["cfl"].want("everyone")
@@ -323,25 +302,6 @@ def test_updates_without_length_are_like_none():
     similarity, lengths = cosines({"a": jnp.zeros((2, 3)).at[1].set(2.0), "b": jnp.zeros((2, 1))})
     np.testing.assert_allclose(similarity, [[0, 0], [0, 1]], rtol=1e-12)
     np.testing.assert_allclose(lengths, [0, np.sqrt(12)], rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_planted_clusters_are_found_by_cfl():
-    """Labels of half of the clients are permuted: as far apart as clients can be."""
-    rng = np.random.default_rng(1)
-    rule = rng.normal(size=(4, 3))
-
-    def client(turn):
-        x = rng.normal(size=(40, 4))
-        return x, (((x @ rule).argmax(axis=1) + turn) % 3).astype(np.int32)
-
-    turns = np.array([0, 1, 1, 0, 1, 0])
-    federation = jaxpfl.stack_clients([client(t) for t in turns], test=[client(t) for t in turns])
-    more = {"model": "linear", "rounds": 12, "batch_size": 40, "local_steps": 5, "lr": 0.5}
-    result = jaxpfl.fit("cfl", federation, hyper={"eps1": 0.7, "eps2": 0.7}, options={"max_clusters": 3}, **more)
-    found = result.simulation.clusters(result.state)[0]
-    np.testing.assert_array_equal(found != found[0], turns != turns[0])
-    assert result.personalized_accuracy.mean() > 0.8
 
 
 @pytest.mark.slow

@@ -283,21 +283,6 @@ def test_fine_tuning_takes_the_rate_itself():
     np.testing.assert_allclose(fit.scores["after"]["loss"][-1, 0], oracle.scores(tuned)["loss"], rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        ("cosine:end=0.1", optax.cosine_decay_schedule(1.0, 50, 0.1)),
-        ("linear:end=0.1", optax.linear_schedule(1.0, 0.1, 50)),
-        ("step:every=7,factor=0.3", optax.exponential_decay(1.0, 7, 0.3, staircase=True)),
-        ("exponential:factor=0.9", optax.exponential_decay(1.0, 1, 0.9)),
-    ],
-)
-def test_without_a_warm_up_schedules_are_those_of_optax(text, same):
-    rounds = np.arange(60)
-    at = schedules.parse(text, 50).value(rounds)
-    np.testing.assert_allclose(at, [same(r) for r in rounds], rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.slow
 def test_a_function_of_the_round_is_the_schedule_of_that_name():
     """To the bit, and behind the rounds of the run its last factor holds."""

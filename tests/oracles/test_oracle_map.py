@@ -192,16 +192,6 @@ def test_a_narrow_prior_is_no_hazard():
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(last.clients[0])) > 1e3
 
 
-@pytest.mark.slow
-def test_adamix_of_one_component_is_the_gaussian_prior_fitted():
-    mixture = run_setting("adamix", HYPER, FOUR, 2, components=1)
-    gaussian = run_setting("map-gaussian", HYPER, FOUR, 2, estimate="fit")
-    for got, want in zip(mixture.states, gaussian.states, strict=True):
-        assert_same(got.clients, want.clients)
-        assert_same(client_row(got.server.mu, 0), want.server.mu)
-        assert_same(got.server.s2[0], want.server.s2)
-
-
 # --- AdaPeD is the distillation prior's ------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from numpy_reference import Params, decay, run_rounds, sgd, subtract
+from numpy_reference import Params, run_rounds, sgd, subtract
 from oracle import NEWCOMERS, ROUNDS, SEED, SETTINGS, SGD, STEPS, M, Oracle, assert_same, cases, client_row, clients
 
 from jaxpfl import ExecutionPlan
@@ -162,47 +162,6 @@ def all_personal(lam: float, **more):
 def personal_models(made, state):
     models = oracle.on_host(made.personal_models(state))
     return [client_row(models, i) for i in range(len(models["b1"]))]
-
-
-@pytest.mark.slow
-def test_no_pull_is_local_training_from_a_common_start():
-    made = all_personal(0.0)
-    end, given = oracle.run(made), oracle.world(SETTINGS["full"])
-    start, *_ = personal_models(made, made.init([SEED]))
-    for i, model in enumerate(personal_models(made, end.state)):
-        alone = start
-        for r in range(ROUNDS):
-            rate = SGD["lr"] * decay(SGD, r, STEPS)
-            alone, _ = sgd(alone, given.batches(i, r, r, STEPS), rate, SGD["weight_decay"])
-        assert_same(model, alone)
-    np.testing.assert_array_equal(made.clusters(end.state), [range(N)])
-    assert (end.history["fused_edges"] == 0).all()
-
-
-@pytest.mark.slow
-def test_a_large_pull_gives_everybody_the_mean_as_printed():
-    """Every column becomes ``mean(Z_t) - eta mean(G) / N``, G the gradients at Z_t."""
-    apart, together = (all_personal(lam, scaling="mean", steps=1) for lam in (0.0, 1e4))
-    state, _ = apart.advance(apart.init([SEED]), 3)
-    z, eta, moves = oracle.on_host(state).server.z, SGD["lr"] * decay(SGD, 3, 1), []
-    for model, batch in zip(personal_models(apart, state), oracle.train_data(), strict=True):
-        new, _ = sgd(model, [batch], eta, SGD["weight_decay"])
-        moves.append(np.concatenate([(new[k] - model[k]).ravel() for k in sorted(model)]))
-    assert np.ptp(z, axis=0).max() > 1e-3
-    state, history = together.advance(state, 1)
-    want = z.mean(axis=0) + np.mean(moves, axis=0) / N
-    np.testing.assert_allclose(oracle.on_host(state).server.z, np.tile(want, (N, 1)), atol=1e-9)
-    np.testing.assert_array_equal(together.clusters(state), [[0] * N])
-    assert history["fused_edges"] == 1
-
-
-@pytest.mark.slow
-def test_all_shared_is_uniform_averaging():
-    want = oracle.run_method("fedavg", SGD | {"server_lr": 1.0}, rounds=2, choices={"weighting": "uniform"})
-    end = oracle.run(all_personal(0.3, shared="*", personal="none"), 2)
-    assert_same(end.states[-1].server.shared, want.states[-1].server)
-    found, expected = (oracle.on_host(one.simulation.evaluate(one.state))["global"] for one in (end, want))
-    assert_same(found, expected)
 
 
 @pytest.mark.slow

@@ -230,18 +230,6 @@ def test_all_start_from_the_models_own_normalisation():
     assert_same(own, [want] * M, rtol=0)
 
 
-def test_gradient_by_hand():
-    rng = np.random.default_rng(0)
-    batch = rng.normal(size=(6, FEATURES)), rng.integers(CLASSES, size=6)
-    params = {name: np.asarray(leaf) for name, leaf in layer_norm().init(jax.random.key(1)).items()}
-    for name, by_hand in layer_gradient(params, *batch)[1].items():
-        for place in np.ndindex(by_hand.shape):
-            shift = np.zeros_like(params[name])
-            shift[place] = 1e-6
-            up, down = (layer_gradient(params | {name: params[name] + s * shift}, *batch)[0] for s in (1, -1))
-            np.testing.assert_allclose(by_hand[place], (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
-
-
 LAST_RATE = SGD["lr"] * decay(SGD, ROUNDS - 1, STEPS)
 
 

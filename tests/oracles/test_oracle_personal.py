@@ -5,9 +5,9 @@ import numpy as np
 import oracle
 import pytest
 from numpy_reference import averaged, backward, combine, cross_entropy, forward, run_rounds, sgd, step, subtract
-from oracle import ROUNDS, SEED, SETTINGS, SGD, STEPS, M, Oracle, assert_same, assert_scores, cases, client_row, stack
+from oracle import ROUNDS, SEED, SETTINGS, SGD, STEPS, M, Oracle, assert_same, assert_scores, cases, client_row
 
-from jaxpfl import METHODS, ExecutionPlan
+from jaxpfl import METHODS
 from jaxpfl.algorithms.fedamp import clouds
 from jaxpfl.algorithms.l2gd import probability
 from jaxpfl.core.randomness import Purpose, stream
@@ -310,13 +310,6 @@ def test_rounds(name, kind):
 
 
 @pytest.mark.slow
-def test_mr_mtl_has_the_mean_of_the_cohorts_models():
-    before, after = ORACLES["mr-mtl"].got().states[-2:]
-    took_part = np.asarray(after.participations) > np.asarray(before.participations)
-    np.testing.assert_allclose(after.server["w1"], after.clients[0]["w1"][took_part].mean(axis=0), rtol=1e-12)
-
-
-@pytest.mark.slow
 def test_personal_steps_of_dittos_own():
     """``personal_steps`` moves v further and leaves w's steps, and so the server, as they are."""
     got = ORACLES["ditto"].got().states[-1]
@@ -355,23 +348,6 @@ def test_a_client_of_apfl_that_was_in_no_cohort_mixes_with_mu():
     assert_scores(got._replace(state=first), mixed, want.server)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hessian", [True, False])
-def test_one_step_of_perfedavg_on_a_quadratic(hessian):
-    """``f = (w - b)'A(w - b)/2``: the outer gradient is ``(I - alpha A) A (I - alpha A) (w - b)``, to the first order
-    without the first factor."""
-    rng, alpha, rate, b = np.random.default_rng(6), 0.4, 0.3, np.array([1.0, -2.0, 0.5])
-    x = rng.normal(size=(9, 3))
-    problem, hp = stack([(x, x @ b)], [(x, x @ b)], [0]), {"lr": rate, "alpha": alpha, "weight_decay": 0.0}
-    got = oracle.run_method(
-        "perfedavg", hp, rounds=1, problem=problem, task=oracle.least_squares(3), steps=1, hessian=hessian
-    ).states[-1]
-    a = x.T @ x / len(x)
-    keep = np.eye(3) - alpha * a
-    outer = (keep if hessian else np.eye(3)) @ a @ keep @ (0 - b)
-    np.testing.assert_allclose(got.server, -rate * outer, rtol=1e-12)
-
-
 def test_the_coin_of_l2gd():
     """Rounds of probability q with tau local steps otherwise: of all iterations the share p aggregates."""
     assert set(tosses(ORACLES["l2gd"].hp)) == {True, False}
@@ -379,38 +355,6 @@ def test_the_coin_of_l2gd():
         q = probability(0.2, tau)
         assert q / (q + (1 - q) * tau) == pytest.approx(0.2, rel=1e-12)
     assert probability(0.2, 1) == pytest.approx(0.2, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_l2gd_rests_near_the_minimiser():
-    """On quadratics, at a small rate, averaged over late rounds: ``A_i (theta_i - b_i) + lam (theta_i - mean) = 0``."""
-    rng, parts, lam, d = np.random.default_rng(2), [], 0.8, 2
-    for n in (8, 12, 25):
-        x = rng.normal(size=(n, d))
-        parts.append((x, x @ rng.normal(size=d) * 2))
-    m = len(parts)
-    system, right = np.kron(np.eye(m) - 1 / m, lam * np.eye(d)), np.zeros(m * d)
-    for i, (x, y) in enumerate(parts):
-        block = slice(i * d, (i + 1) * d)
-        system[block, block] += x.T @ x / len(y)
-        right[block] = x.T @ y / len(y)
-    want = np.linalg.solve(system, right).reshape(m, d)
-    made = oracle.simulation(
-        "l2gd",
-        {"lr": 0.01, "lr_decay": 1.0, "weight_decay": 0.0, "lam": lam, "p": 0.3},
-        problem=stack(parts, parts, (5, 1, 2)),
-        task=oracle.least_squares(d),
-        steps=4,
-        plan=ExecutionPlan(rounds_per_call=2000),
-    )
-    state, late = made.init([0]), []
-    state, _ = made.advance(state, 2000)
-    for _ in range(100):
-        state, _ = made.advance(state, 20)
-        late.append(oracle.on_host(made.trim(state)).clients[0])
-    np.testing.assert_allclose(np.mean(late, axis=0), want, atol=0.03)
-    alone = np.array([np.linalg.lstsq(x, y, rcond=None)[0] for x, y in parts])
-    assert np.abs(alone - want).max() > 0.3
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.5, 3.0])

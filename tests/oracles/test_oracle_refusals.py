@@ -1,7 +1,6 @@
 """What no method or setting of the oracles can serve: refused before anything is compiled, in one line."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -9,7 +8,7 @@ import pytest
 from oracle import IDS, SIZES, STEPS, M, classification_problem, clients, least_squares, perceptron, simulation, stack
 
 import jaxpfl
-from jaxpfl import METHODS, JaxpflError, JaxpflWarning, LocalWork, Model, classification
+from jaxpfl import METHODS, JaxpflError, JaxpflWarning, LocalWork, classification
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.core.participation import Availability, poisson, uniform
 from jaxpfl.models import build_model
@@ -48,10 +47,6 @@ def alike():
     return start_from(perceptron(), perceptron().init(jax.random.key(0)))
 
 
-def zeros():
-    return perceptron()._replace(model=Model(lambda key, x: jnp.zeros((4, 3)), lambda w, x: x @ w))
-
-
 def apart():
     """A task without classes whose models start apart."""
     given = least_squares(4)
@@ -63,8 +58,7 @@ def nodes(number):
 
 
 NO_NORM = r"this model declares none: .* mlp-ln, cnn-gn or resnet"
-BOTH_STEP = "at least one step on the head and one on the body"
-ABOUT = r"in_flight must be 0 or between 3 \(clients in a round\) and 5 \(all clients\), got"
+ABOUT = r"in_flight must be 0 or between 3 \(clients in a round\) and 5 \(all clients\), got 2"
 REFUSED = [
     (
         "adamix",
@@ -73,12 +67,10 @@ REFUSED = [
     ),
     ("adaped", {"architectures": "same+lineer"}, "linear"),
     ("adaped", {"architectures": "+".join(["same"] * 7)}, "has no client"),
-    ("adaped", {"architectures": "same+"}, "unknown model"),
     ("adaped-plus", {"fine_tune_steps": -1}, r"adaped-plus\.fine_tune_steps must be >= 0, got -1"),
     ("adaped-plus", {"idle_rounds": -1, "keep": True}, r"adaped-plus\.idle_rounds must be >= 0, got -1"),
     ("adaped-plus", {"idle_rounds": 2}, r"adaped-plus\.idle_rounds=2 needs keep=True"),
     ("adaped-plus", {"start": "init"}, r"adaped-plus\.start=init needs keep=True"),
-    ("adaped-plus", {"start": "ini", "keep": True}, r"adaped-plus\.start 'ini'.*init"),
     ("cfl", {"cohort": uniform(5, 3)}, "the cohort must be 5, the number of clients, got 3"),
     ("cfl", {"max_clusters": 1}, "cfl.max_clusters must be >= 2, got 1: use fedavg for a single cluster"),
     ("fedala", {"weight_steps": 0}, "^fedala.weight_steps must be >= 1, got 0$"),
@@ -86,8 +78,7 @@ REFUSED = [
     ("fedbabu", {"fine_tune_steps": -1}, "^fedbabu.fine_tune_steps must be >= 0, got -1$"),
     ("fedbn", {"task": task(norm=None)}, NO_NORM),
     ("fedbn", {"task": task(norm=lambda path: False)}, NO_NORM),
-    ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 2}, f"{ABOUT} 2"),
-    ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 6}, f"{ABOUT} 6"),
+    ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 2}, ABOUT),
     ("fedbuff", {"cohort": poisson(5, 0.5)}, "need cohorts of a fixed size, got participation = poisson: use uniform"),
     ("fedem", {"task": apart()}, "fedem mixes class probabilities"),
     ("fedem", {"task": alike()}, "^fedem needs models with different initial parameters"),
@@ -100,14 +91,10 @@ REFUSED = [
     ("fedproto", {"architectures": "same+mlp:7"}, "fedproto needs models with equal feature widths, got 5 and 7"),
     ("fedproto", {"predict": "heads"}, "unknown fedproto.predict 'heads'"),
     ("fedrep", {"task": task(head=None)}, "^fedrep needs .*names its head"),
-    ("fedrep", {"steps": 1}, BOTH_STEP),
-    ("fedrep", {"head_steps": 3}, BOTH_STEP),
-    ("fedrep", {"body_steps": 4}, BOTH_STEP),
+    ("fedrep", {"head_steps": 3}, "at least one step on the head and one on the body"),
     ("ifca", {"task": alike()}, "^ifca needs models with different initial parameters"),
-    ("ifca", {"task": zeros()}, "^ifca needs models with different initial parameters"),
     ("ifca", {"clusters": 1}, "^ifca.clusters must be >= 2, got 1"),
     ("ifca", {"clusters": 6}, "^ifca.clusters must be <= 5, the number of clients"),
-    ("ifca", {"problem": classification_problem((9,), (1,))}, "^ifca.clusters must be <= 1, the number"),
     ("ifca", {"choices": {"server_optimizer": "fedadam"}}, "server_optimizer must be sgd, got fedadam"),
     ("knn-per", {"neighbours": 0}, r"knn-per\.neighbours must be >= 1, got 0"),
     ("local", {"engine": {"unseen": classification_problem((5,), (7,))}}, "client 7 is in both federation and unseen"),
@@ -120,25 +107,20 @@ REFUSED = [
     ("network-lasso", {"admm_steps": 0}, "network-lasso.admm_steps must be >= 1, got 0"),
     ("network-lasso", {"tolerance": 0.0}, "network-lasso.tolerance must be > 0 and < 1, got 0.0"),
     ("network-lasso", {"shared": "w1,w3"}, r"shared: no parameter matches 'w3' \(parameters: b1, b2, w1, w2\)"),
-    ("network-lasso", {"personal": "head/*"}, "network-lasso.personal: no parameter matches 'head/.'"),
     ("network-lasso", {"personal": "none"}, "network-lasso has nothing to train"),
     ("network-lasso", nodes(6), "the graph must have 5 nodes, one for each client, got 6"),
     ("network-lasso", {"choices": {"graph": None}}, "network-lasso needs a graph of the clients"),
     ("persfl", {"temperatures": (1.0, 0.0)}, "^persfl.temperatures must be one or more numbers > 0"),
-    ("persfl", {"temperatures": ()}, "^persfl.temperatures must be one or more numbers > 0, got"),
     ("persfl", {"imitations": (1.5,)}, "^persfl.imitations must be one or more numbers >= 0 and <= 1"),
-    ("persfl", {"imitations": ("a",)}, "^persfl.imitations must be one or more numbers"),
     ("persfl", {"teacher": "first"}, "^persfl.teacher must be best or last"),
     ("persfl", {"stored": 1}, "^persfl.stored must be 0 or >= 2, got 1"),
     ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored needs teacher = best"),
     ("persfl", {"distill_steps": 0}, "^persfl.distill_steps must be >= 1"),
     ("persfl", {"task": least_squares(4)}, "persfl distils class probabilities"),
     ("persfl", {"problem": without_validation()}, "^persfl selects models .*, but 1 of 5 clients have none"),
-    ("persfl-gd", {"problem": without_validation()}, "^persfl-gd selects models .*, but 1 of 5"),
     ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
     ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),
     ("quped", {"bits": 1}, r"quped\.bits must be 0, or >= 2 and <= 16"),
-    ("quped", {"bits": 17}, r"quped\.bits must be 0, or >= 2 and <= 16"),
 ]
 
 
@@ -179,8 +161,6 @@ SETTINGS = [
     ("fedavg", {"lr_schedule": "cosine:ends=1"}, "unknown argument of lr_schedule cosine 'ends': did you mean 'end'"),
     ("fedavg", {"lr_schedule": "cosine:end=2"}, "lr_schedule cosine:end must be a number >= 0 and <= 1, got '2'"),
     ("fedavg", {"lr_schedule": "step"}, "lr_schedule step needs every"),
-    ("fedavg", {"lr_schedule": "step:every=0"}, "lr_schedule step:every must be a number >= 1, got '0'"),
-    ("fedavg", {"lr_schedule": "exponential:factor=nan"}, "exponential:factor must be a number"),
     ("fedavg", {"lr_schedule": "constant:warmup=5"}, r"warmup must be below the number of rounds \(4\), got 5"),
     ("fedavg", {"lr_schedule": "decay:warmup=1"}, "unknown argument of lr_schedule decay 'warmup'"),
     *(("fedavg", {"label_smoothing": s}, "label_smoothing must be") for s in (1.0, -0.1, float("nan"), "0.1", True)),
@@ -219,7 +199,6 @@ def test_stored_runs():
     ("arguments", "message"),
     [
         ({"dropout": 1.0}, "dropout must be >= 0 and < 1, got 1.0"),
-        ({"dropout": float("nan")}, "dropout must be"),
         ({"stragglers": 1.5}, "stragglers must be >= 0 and <= 1, got 1.5"),
         ({"same_stragglers": True}, "needs stragglers > 0"),
     ],

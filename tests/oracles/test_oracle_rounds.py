@@ -1,7 +1,5 @@
 """Local training, averaging and control variates against NumPy: all that a round leaves; and where they rest."""
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +20,7 @@ from numpy_reference import (
     step,
     subtract,
 )
-from oracle import ADAPED, ROUNDS, SETTINGS, SGD, SIZES, STEPS, M, Oracle, assert_same, cases, client_row
+from oracle import ADAPED, ROUNDS, SETTINGS, SGD, SIZES, STEPS, M, Oracle, assert_same, cases
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
@@ -138,14 +136,6 @@ def test_a_round_has_these_metrics():
         assert one.got().history.keys() == one.want()[0].metrics.keys() | {"participants", "diverged"}
 
 
-def test_fine_tuned_parameters():
-    one = ORACLES["fedavg-ft"]
-    got = one.got()
-    models = oracle.on_host(got.simulation.personal_models(got.state))
-    for i, model in enumerate(tuned_models(one.want()[-1])["after"]):
-        assert_same(client_row(models, i), model)
-
-
 def test_adaped_starts_from_one_shared_initialisation():
     """``theta_i^0 = mu^0`` for every client, and psi^0 as given."""
     first = ORACLES["adaped"].got().states[0]
@@ -195,68 +185,6 @@ def test_rests_at_the_minimiser(method, hp, steps, rounds, optimizer):
         assert np.abs(plain - want).max() > 1e-3
 
 
-ETA = 0.3
-
-
-def fixed_point(parts, tau, weights):
-    """``mu* = (sum_i n_i P_i)^-1 sum_i n_i P_i b_i``, ``P_i = I - (I - eta A_i)^tau``: where FedAvg's server rests.
-
-    tau full-batch steps on ``|X_i w - y_i|^2 / (2 n_i)``, ``A_i = X_i'X_i / n_i``, move a client by
-    ``-P_i (w - b_i)``, b_i the minimiser. That is not the pooled minimiser unless tau = 1.
-    """
-    left, right = np.zeros((3, 3)), np.zeros(3)
-    for (x, y), weight in zip(parts, weights, strict=True):
-        a, b = x.T @ x / len(y), np.linalg.solve(x.T @ x, x.T @ y)
-        p = np.eye(3) - np.linalg.matrix_power(np.eye(3) - ETA * a, tau)
-        left, right = left + weight * p, right + weight * p @ b
-    return np.linalg.solve(left, right)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tau", [1, 5])
-def test_fedavg_rests_at_its_fixed_point(tau):
-    parts = oracle.three_quadratics()[0]
-    sizes = [len(y) for _, y in parts]
-    mu = rests("fedavg", {"lr": ETA}, 600, parts, steps=tau)
-    np.testing.assert_allclose(mu, fixed_point(parts, tau, sizes), rtol=1e-9)
-    pooled = np.linalg.lstsq(*(np.concatenate(both) for both in zip(*parts, strict=True)), rcond=None)[0]
-    if tau == 1:
-        np.testing.assert_allclose(mu, pooled, rtol=1e-9)
-    else:  # a uniform mean would come to rest elsewhere, and so does gradient descent on the pooled examples
-        assert np.abs(mu - fixed_point(parts, tau, (1, 1, 1))).max() > 1e-3
-        assert np.abs(mu - pooled).max() > 1e-3
-
-
-@cache
-def proximal(prox):
-    """Curvature, minimiser, mu, and the model after one round of one client at the rate 1 / (largest curvature).
-
-    FedProx's client solves ``min_w f(w) + (prox/2) |w - mu|^2`` about the broadcast mu, fixed in the round; on
-    ``f(w) = (w - b)'A(w - b)/2`` enough steps reach ``w = (A + prox I)^-1 (A b + prox mu)``.
-    """
-    rng = np.random.default_rng(4)
-    x = rng.normal(size=(20, 3))
-    y = x @ rng.normal(size=3) + rng.normal(size=20)
-    a, b, mu = x.T @ x / 20, np.linalg.lstsq(x, y, rcond=None)[0], np.array([2.0, -1.0, 0.5])
-    rate = 1 / (np.linalg.eigvalsh(a).max() + prox)
-    hp = {"lr": rate, "weight_decay": 0.0, "prox": prox}
-    made = oracle.simulation(
-        "fedprox", hp, problem=oracle.stack([(x, y)], [(x, y)], [0]), task=oracle.least_squares(3), steps=400
-    )
-    state = made.init([0])._replace(server=jnp.asarray(mu)[None])
-    return a, b, mu, np.asarray(made.advance(state, 1)[0].server)[0]
-
-
-@pytest.mark.parametrize("prox", [3.0, 1e4])
-def test_proximal_point(prox):
-    a, b, mu, w = proximal(prox)
-    np.testing.assert_allclose(w, np.linalg.solve(a + prox * np.eye(3), a @ b + prox * mu), rtol=1e-9)
-    if prox > 1e3:  # ``prox (w - mu) -> -grad f(mu)``: the client stays within O(1 / prox) of its anchor
-        np.testing.assert_allclose(prox * (w - mu), -a @ (mu - b), rtol=10 / prox, atol=10 / prox)
-    # Were the anchor an alias of the live parameters, the term's gradient prox (w - w) would be zero: w = b.
-    assert np.abs(b - w).max() > 0.05
-
-
 # --- FedNova --------------------------------------------------------------------------------------
 
 
@@ -298,15 +226,6 @@ def test_no_weight_leaves_the_server_unchanged():
     assert Reduced((), (), jnp.int32(2)).mean() == ()
     # Not NaN: the division is guarded in front, not behind.
     assert jax.jit(jax.grad(lambda w: trees.prefix_divide(jnp.zeros(2), w).sum()))(0.0) == 0
-
-
-def test_the_mean_is_by_weight_not_by_count():
-    """``(2 d_1 + 0 d_2 + 3 d_3) / (2 + 0 + 3)``: a client of weight zero counts for nothing."""
-    d, w = np.random.default_rng(0).normal(size=(3, 2, 3)), np.array([2.0, 0, 3])
-    total = jnp.asarray(np.einsum("i,ijk->jk", w, d))
-    for count in (0, 3, 7):
-        mean = Reduced({"w": total}, jnp.asarray(w.sum()), jnp.int32(count)).mean()
-        np.testing.assert_allclose(mean["w"], (2 * d[0] + 3 * d[2]) / 5, rtol=1e-14)
 
 
 def test_prefix_weights():

@@ -280,13 +280,6 @@ def assert_models(run, want):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedper", "fedala"])
-def test_the_personalised_models(name):
-    one = ORACLES[name]
-    assert_models(one.got(), one.models(one.want()[-1])["after"])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("moving", ["all", "head", "body"])
 def test_fine_tuning_of_fedbabu_moves_that_part(moving):
     one = ORACLES["fedbabu"]
