@@ -8,11 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxpfl import ClientContext, ClientData, JaxpflError, LocalWork, classification
-from jaxpfl.algorithms import Descent, run_steps, sgd
+from jaxpfl import JaxpflError, LocalWork
+from jaxpfl.algorithms import Descent
 from jaxpfl.algorithms.parts.optimizers import OPTIMIZERS, normalizes, resolve
-from jaxpfl.core.protocol import ALL_STEPS
-from jaxpfl.models import build_model
 
 
 def down(optimizer, rate):
@@ -41,11 +39,6 @@ def test_every_optimizer_steps_downhill_and_keeps_the_type(x64):
             assert (leaf < 1).all(), path
 
 
-def test_the_ones_that_the_issue_names_are_there():
-    named = {"sgd", "momentum", "adam", "adamw", "adagrad", "yogi", "rmsprop", "lion"}
-    assert named | {"fedavgm", "fedadagrad", "fedadam", "fedyogi"} <= OPTIMIZERS.keys()
-
-
 @pytest.mark.parametrize(
     ("text", "same"),
     [
@@ -67,18 +60,14 @@ def test_arguments_reach_optax(text, same):
     ("text", "message"),
     [
         ("adamm", r"unknown optimizer 'adamm': did you mean 'adam'\?"),
-        ("", "unknown optimizer ''"),
-        ("lbfgs", "unknown optimizer 'lbfgs'"),
         ("adam:b3=0.1", r"unknown argument of optimizer adam 'b3': did you mean 'b2'\? \(known: b1, b2, eps"),
         ("adam:mu_dtype=float32", "unknown argument of optimizer adam 'mu_dtype'"),
         ("adam:b1=fast", "adam:b1 must be a number >= 0 and < 1, got 'fast'"),
         ("adam:b1=true", "adam:b1 must be a number >= 0 and < 1, got 'true'"),
         ("adam:b1=1", "adam:b1 must be a number >= 0 and < 1, got '1'"),
         ("adam:eps=-1", "adam:eps must be a number >= 0 and finite, got '-1'"),
-        ("adam:eps=1e999", "adam:eps must be a number >= 0 and finite"),
         ("adam:nesterov=1", "adam:nesterov must be true or false, got '1'"),
         ("adam:", "the optimizer must be NAME or NAME:argument=value"),
-        ("adam:b1", "the optimizer must be NAME or NAME:argument=value"),
         ("adam:b1=0.1,b1=0.2", "with each argument once, got"),
         ("adam:learning_rate=0.1", "the learning rate is not an argument of adam: set lr, or server_lr"),
     ],
@@ -118,34 +107,6 @@ def test_weight_decay_is_added_to_the_gradient():
     adamw = LocalWork(np.array([3]), 1, 1, optimizer="adamw:weight_decay=0.5").descent(0.1, 0.0)
     at = Descent.start(adamw, params).step(adamw, jnp.zeros(2))
     np.testing.assert_allclose(at.params, params - 0.1 * 0.5 * params, rtol=1e-6)
-
-
-def test_plain_sgd_keeps_its_bits():
-    """The same as steps that begin their optimizer anew, which only one without memory may."""
-    rng = np.random.default_rng(0)
-    data = ClientData.padded(jnp.asarray(rng.normal(size=(30, 5)), jnp.float32), jnp.arange(30) % 3, jnp.ones(30, bool))
-    task = classification(build_model("mlp:7", 3, (5,)), (5,), 3)
-    work = LocalWork(np.array([30]), 6, 4)
-    ctx = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), ALL_STEPS, jax.random.key(1))
-    key, params = jax.random.key(0), task.init(jax.random.key(2))
-
-    def loss(params, batch):
-        return batch.mean(task.loss(task.model.apply(params, batch.x), batch.y))
-
-    def old(rate, weight_decay):
-        def step(key, params, batch):
-            value, gradient = jax.value_and_grad(loss)(params, batch)
-            optimizer = optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate))
-            updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-            return optax.apply_updates(params, updates), {"train_loss": value}
-
-        return run_steps(work, key, ctx, data, step, params, metrics=("train_loss",))
-
-    def new(rate, weight_decay):
-        return sgd(work, task, key, ctx, data, params, rate=rate, weight_decay=weight_decay)
-
-    want, got = (jax.jit(run)(0.3, 0.01) for run in (old, new))
-    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_plain_sgd_remembers_nothing():

@@ -70,17 +70,3 @@ def test_what_is_aggregated_is_what_arrives_decoded(federation):
     got = outcome(simulate(CASES["fedavg"], federation, wrap=both, dtype=np.float64), 2)
     assert (got["history"].pop("upload_bits") > 0).all()
     np.testing.assert_allclose(got["state"].server["dense0"]["kernel"], want["state"].server["dense0"]["kernel"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_an_untrimmed_estimate_is_the_uniform_mean(federation):
-    """A bound beyond all norms bounds nothing: FedProx, whose mean is uniform, keeps its numbers."""
-    want = outcome(simulate(CASES["fedprox"], federation, dtype=np.float64), 3)
-    loose = simulate(
-        CASES["fedprox"],
-        federation,
-        wrap=lambda algorithm: robust(algorithm, resolve("norm-bound:bound=1e9")),
-        dtype=np.float64,
-    )
-    assert_close(outcome(loose, 3), want, 1e-9)

@@ -23,6 +23,7 @@ WRONG = [
     ("clients", 1.0, "plan.clients must be auto, map, vmap or a positive number, got 1.0"),
     ("clients", None, "plan.clients must be auto, map, vmap or a positive number, got None"),
     ("clients", "9" * 5000, "plan.clients must be auto, map, vmap or a positive number, got"),
+    ("clients_in", "cloud", "plan.clients_in must be auto, device, host or disk, got 'cloud'"),
     ("runs", 2, "plan.runs must be auto, map or vmap, got 2"),
     ("rounds_per_call", 0, "plan.rounds_per_call must be at least 1, got 0"),
     ("rounds_per_call", 2.5, "plan.rounds_per_call must be a whole number, got 2.5"),

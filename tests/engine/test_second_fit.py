@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import chex
 import flax.linen as nn
@@ -20,7 +19,6 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
-from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import compiled
 from jaxpfl.privacy import Mechanism
 
@@ -123,40 +121,6 @@ def test_what_is_the_users_counts_by_equality_or_identity(federation):
 
     faster.__name__, faster.__qualname__ = optimizer.__name__, optimizer.__qualname__  # as in a cell that runs again
     assert not np.array_equal(losses(federation, model=Scaled(1.0), client_optimizer=faster), first)
-
-
-def test_settings_of_jax_are_other_programs():
-    given = plus(1), (jnp.zeros(2),)
-    program = compiled.compiled(*given)
-    with jax.default_matmul_precision("bfloat16"):
-        assert compiled.compiled(*given) is not program
-    assert compiled.compiled(*given) is program
-
-
-@pytest.mark.slow
-def test_a_class_defined_again_gets_results_of_its_own(federation):
-    """As a notebook's cell does: the same text, and instances of the new class."""
-
-    def define():
-        class Mine(NamedTuple):
-            mu: object
-
-        def build(task, work):
-            algorithm = METHODS["fedavg"].build(task, work)
-            inner = algorithm.server
-            server = inner._replace(
-                init=lambda key, hp, ctx: Mine(inner.init(key, hp, ctx)),
-                broadcast=lambda key, hp, ctx, state: inner.broadcast(key, hp, ctx, state.mu),
-                update=lambda key, hp, ctx, state, sums: (Mine(inner.update(key, hp, ctx, state.mu, sums)[0]), {}),
-                predict_global=lambda hp, state, x: inner.predict_global(hp, state.mu, x),
-            )
-            return algorithm._replace(server=server)
-
-        return Mine, METHODS["fedavg"]._replace(name="mine", build=build)
-
-    for _ in range(2):
-        cls, method = define()
-        assert isinstance(run(federation, method).state.server, cls)
 
 
 def test_kept_programs_hold_no_data(federation):

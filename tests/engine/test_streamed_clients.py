@@ -192,11 +192,6 @@ def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why
         jaxpfl.fit(method, federation(), **given)
 
 
-def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(JaxpflError, match=r"plan.clients_in must be auto, device, host or disk, got 'cloud'"):
-        ExecutionPlan(clients_in="cloud")
-
-
 def test_buffers_have_few_lengths() -> None:
     sizes = np.random.default_rng(0).lognormal(3, 1.5, 500).astype(int) + 1
     store = ClientData.stacked(Examples(np.zeros((sizes.sum(), 1)), np.zeros(sizes.sum())), sizes)

@@ -157,11 +157,8 @@ def test_a_client_that_alone_determines_a_coefficient():
         (lambda x, s, z: (x, s, np.where(z > 2018, np.nan, z)), "z must be finite, got nan for client .* in column 1"),
         (lambda x, s, z: (x, s, np.c_[z, z[:, 0] - z[:, 1]]), "z's column 2 is a linear combination of the columns be"),
         (lambda x, s, z: (x, s, np.full(25, 3.0)), "z's column 0 is a linear combination of .* and the intercept"),
-        (lambda x, s, z: (x, s, 0 * x), "z's column 0 is a linear combination"),
         (lambda x, s, z: (x[:5], s[:5], z[:5]), "3 coefficients need at least 6 clients, got 5"),
         (lambda x, s, z: (x, s, [["a"]] * 25), r"z must be numbers, with a row for each of the clients, got \[\["),
-        (lambda x, s, z: (x, 0 * s, z), "s must be finite and > 0, got 0.0 for client 0"),
-        (lambda x, s, z: (np.where(x == x[3], np.inf, x), s, z), "x must be finite, got inf for client 3"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_line(change, said):

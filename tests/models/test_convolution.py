@@ -163,28 +163,12 @@ def pool_of_lax(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-def check(x):
-    cotangent = np.random.default_rng(0).normal(size=pool_of_lax(x).shape).astype(x.dtype)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradient(pool, x):
-        y, pull = jax.vjp(pool, x)
-        return y, pull(cotangent)[0]
-
-    ours, theirs = value_and_gradient(max_pool, x), value_and_gradient(pool_of_lax, x)
-    np.testing.assert_array_equal(ours[0], theirs[0])
-    np.testing.assert_array_equal(ours[1], theirs[1])
-
-
-@pytest.mark.parametrize("sides", [(8, 8), (7, 9)])
-def test_planted_ties(sides):
-    """Three levels only: every pattern of ties within a window occurs."""
-    check(jax.random.randint(jax.random.key(0), (4, *sides, 16), 0, 3).astype(jnp.float32))
-
-
-def test_all_sixteen_patterns_of_ties():
-    patterns = (np.arange(16)[:, None] >> np.arange(4)) % 2
-    check(jnp.asarray(patterns.T.reshape(1, 2, 2, 16), jnp.float32))
+def test_planted_ties():
+    """Three levels only: every pattern of ties within a window occurs. The last row and column are in no window."""
+    x = jax.random.randint(jax.random.key(0), (4, 7, 9, 16), 0, 3).astype(jnp.float32)
+    ours, theirs = value_and_gradients(max_pool, (x,)), value_and_gradients(pool_of_lax, (x,))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(("outputs", "clients"), [(1, None), (4, 3), (5, 3)])

@@ -18,16 +18,6 @@ from jaxpfl.models.images import mlp
 from jaxpfl.models.layers import is_head
 
 
-class Normalised(nn.Module):
-    kind: str
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.Dense(8)(x)
-        x = nn.BatchNorm(use_running_average=not train)(x) if self.kind == "batch" else nn.GroupNorm(4)(x)
-        return nn.Dense(3)(x)
-
-
 class Dropped(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
@@ -57,14 +47,6 @@ def test_any_pair_of_functions_is_a_model():
     assert model.head is None
     gradient = jax.jit(jax.grad(lambda p: task.loss(model.apply(p, X), jnp.zeros(4, int)).mean()))(params)
     assert np.isfinite(gradient).all()
-
-
-def test_loss_and_metrics_are_per_example():
-    task = classification(build_model("linear", 3, (5,)), (5,), 3)
-    logits, y = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])), jnp.array([0, 2])
-    np.testing.assert_allclose(task.loss(logits, y), -np.log([0.5, 0.1]), rtol=1e-6)
-    np.testing.assert_array_equal(task.metrics["accuracy"](logits, y), [1.0, 0.0])
-    np.testing.assert_array_equal(task.metrics["loss"](logits, y), task.loss(logits, y))
 
 
 TASK = classification(mlp(3, (5,)), (4,), 3)

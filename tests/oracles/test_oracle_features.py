@@ -214,6 +214,7 @@ def fedpac(world, hp, server, own, defect=""):
             measured.append({"train_loss": loss, "mean_distance": (away**2).mean()})
         if defect == "statistics of the trained body":
             stats = statistics(w, *train[turn.row])
+        STEPS_TAKEN[turn.row] += len(head_batches) + len(turn.batches)
         return own, (w, stats), means(measured)
 
     def serve(server, uploads, cohort, own):
@@ -229,7 +230,12 @@ def fedpac(world, hp, server, own, defect=""):
         body = averaged(world.sizes)(shared["body"], bodies, cohort, own)
         return {"shared": {"body": body} | new_means(shared, *found), "heads": heads}
 
+    STEPS_TAKEN[:] = 0
     return run_rounds(world, hp, server, own, work, serve)
+
+
+STEPS_TAKEN = np.zeros(M, int)
+"""Steps of each client in the last run of FedPAC's formula."""
 
 
 def with_heads(state):
@@ -365,6 +371,12 @@ def test_clients_with_other_models_share_prototypes():
     assert [len(own) for own in got.states[-1].clients] == [2, 3]
     assert np.isfinite(got.history["train_loss"]).all()
     assert got.history["prototype_distance"][-1] > 0
+
+
+@pytest.mark.slow
+def test_the_steps_of_fedpac_are_counted():
+    got, _ = ORACLES["fedpac"].got(), ORACLES["fedpac"].want()
+    np.testing.assert_array_equal(got.simulation.gradients(got.state).training[0], STEPS_TAKEN)
 
 
 @pytest.mark.slow

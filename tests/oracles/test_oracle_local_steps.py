@@ -256,6 +256,7 @@ def test_the_factors_of_schedules():
     for text, factor in FACTORS.items():
         at = schedules.parse(text, 4).value
         np.testing.assert_allclose([at(np.float64(r)) for r in range(4)], [factor(r) for r in range(4)], rtol=1e-12)
+    assert schedules.parse("cosine:end=0.1", 4).value(np.float64(9)) == pytest.approx(0.1)  # behind the last round
 
 
 @pytest.mark.slow

@@ -82,21 +82,31 @@ def test_ceiling():
     assert audit.epsilon_lower_bound(np.zeros(1000), np.zeros(1000), delta=0.0).epsilon == 0.0
 
 
+GAME, RUN = audit.epsilon_lower_bound, audit.one_run_lower_bound
+GOOD = {
+    GAME: {"with_canary": np.ones(9), "without_canary": np.arange(9.0), "delta": 0.1, "confidence": 0.9},
+    RUN: {"scores": np.arange(3.0), "included": np.ones(3, bool), "delta": 0.0},
+}
+
+
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("bound", "args", "message"),
     [
-        ({"with_canary": [1.0, 2.0, 3.0]}, "with_canary must be a vector of at least 4 scores"),
-        ({"without_canary": np.zeros((4, 2, 2))}, "without_canary must be a vector of at least 4 scores"),
-        ({"with_canary": [1.0, math.nan, 3.0, math.inf]}, "with_canary must be finite, got 2 non-finite scores"),
-        ({"delta": 1.0}, "delta must be"),
-        ({"delta": math.nan}, "delta must be"),
-        ({"confidence": 1.0}, "confidence must be > 0 and < 1, got 1.0"),
+        (GAME, {"with_canary": [1.0, 2.0, 3.0]}, "with_canary must be a vector of at least 4 scores"),
+        (GAME, {"without_canary": np.zeros((4, 2, 2))}, "without_canary must be a vector of at least 4 scores"),
+        (GAME, {"with_canary": [1.0, math.nan, 3.0, math.inf]}, "with_canary must be finite, got 2 non-finite scores"),
+        (GAME, {"delta": 1.0}, "delta must be"),
+        (GAME, {"delta": math.nan}, "delta must be"),
+        (GAME, {"confidence": 1.0}, "confidence must be > 0 and < 1, got 1.0"),
+        (RUN, {"scores": [1.0]}, "scores and included must be vectors"),
+        (RUN, {"scores": [1.0, math.nan, 0.0]}, "scores must be finite, got 1"),
+        (RUN, {"delta": 1.0}, "delta must be"),
+        (RUN, {"confidence": 0.0}, "confidence must be > 0 and < 1"),
     ],
 )
-def test_refusals(args, message):
-    good = {"with_canary": np.ones(9), "without_canary": np.arange(9.0), "delta": 0.1, "confidence": 0.9}
+def test_refusals(bound, args, message):
     with pytest.raises(JaxpflError, match=message):
-        audit.epsilon_lower_bound(**{**good, **args})
+        bound(**GOOD[bound] | args)
 
 
 def theorem(n: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -160,21 +170,6 @@ def test_a_delta_above_one_over_n_shows_nothing():
     coins = np.arange(100) >= 50
     assert audit.one_run_lower_bound(np.arange(100.0), coins, delta=0.05).epsilon == 0.0
     assert audit.one_run_lower_bound(np.zeros(100), coins, delta=0.0).epsilon == 0.0  # ties do not tell by their place
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"scores": [1.0]}, "scores and included must be vectors"),
-        ({"scores": [1.0, math.nan, 0.0]}, "scores must be finite, got 1"),
-        ({"delta": 1.0}, "delta must be"),
-        ({"confidence": 0.0}, "confidence must be > 0 and < 1"),
-    ],
-)
-def test_one_run_refuses(args, message):
-    good = {"scores": np.arange(3.0), "included": np.ones(3, bool), "delta": 0.0}
-    with pytest.raises(JaxpflError, match=message):
-        audit.one_run_lower_bound(**{**good, **args})
 
 
 RUNS, ROUNDS, SIZES = 3, 6, {"kernel": 300, "bias": 40, "psi": 1}

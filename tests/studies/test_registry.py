@@ -295,13 +295,6 @@ def test_only_the_study_that_is_named_is_imported():
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
 
 
-def test_a_command_gets_its_own_study_alone(monkeypatch):
-    real, asked = registry.get, []
-    monkeypatch.setattr(registry, "get", lambda name: asked.append(name) or real(name))
-    estimate.commands(["regression-mixture", "--help"])
-    assert asked == ["regression-mixture"]
-
-
 def test_commands_are_the_registry():
     assert [command.__name__.replace("_", "-") for command in estimate.commands()] == list(registry.STUDIES)
     assert all(isinstance(registry.get(name), Study) for name in registry.STUDIES)
