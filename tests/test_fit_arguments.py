@@ -133,7 +133,7 @@ def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation)
     given = {"model": "linear", "rounds": 1, "local_steps": 1}
     hp = jaxpfl.fit("ditto", federation, lr=0.2, hyper={"lr_personal": 0.5}, **given).simulation.hp
     assert (float(hp.lr), float(hp.lr_personal)) == pytest.approx((0.2, 0.5))
-    with pytest.warns(JaxpflWarning, match=r"hyper sets only lr, and the other rates of ditto .* lr_personal = 0.1"):
+    with pytest.warns(JaxpflWarning, match=r"hyper sets lr, but other .* rates of ditto .*\(.*lr_personal = 0.1\)"):
         jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3]}, seeds=2, **given)
     # Nothing to say where all are given, or there is one.
     jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3], "lr_personal": 0.1}, seeds=2, **given)

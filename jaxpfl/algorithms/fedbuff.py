@@ -50,7 +50,7 @@ def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:
     which is also every client's personalised model.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work of a client between its download and its upload.
       in_flight: number M of clients that train concurrently, at least the cohort size; 0 for the smaller of twice the
         cohort size and the number of clients.

@@ -79,8 +79,8 @@ class MapHyper(SgdHyper):
 class LaplaceHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Laplace prior.
 
-    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``). With a floor of
-    0.01, most parameters stay equal to the center's parameters, and the center changes slowly.
+    The default ``scale_floor`` performed best on held-out examples of three data sets (``benchmarks/defaults.py``).
+    With a floor of 0.01, most parameters stay equal to the center's parameters, and the center changes slowly.
     """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
@@ -91,7 +91,7 @@ class LaplaceHyper(MapHyper):
 class MixtureHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Gaussian mixture.
 
-    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
+    The default ``scale_floor`` performed best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     scale_floor: Scalar = hyper(0.1, "least variance of a component", positive=True)

@@ -1,4 +1,4 @@
-r"""White-box tests of whether a run's noise and cohorts are as the accountant assumes.
+r"""White-box tests that a run's noise and cohorts match the accountant's assumptions.
 
 Without access to the clients' updates, an audit needs thousands of simulated runs to detect that a tenth of the noise
 is missing (`jaxpfl.audit.games`). The tests in this module record each client's change before it is clipped, and

@@ -271,7 +271,8 @@ class NoiseStream(NamedTuple):
     Attributes:
       name: string that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
         noise, because shared noise would cancel in the difference of their releases.
-      secret: whether the noise key is drawn from the operating system instead, and stored only in the run's state.
+      secret: whether the noise key is drawn from the operating system's entropy, rather than derived from ``name``,
+        seed, data and settings. A secret key is stored only in the run's state.
     """
 
     name: str
@@ -392,7 +393,7 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain the method's.
+    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain those of the method.
 
     Args:
       inner: the method's client.

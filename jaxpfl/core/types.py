@@ -96,7 +96,9 @@ class ClientData:
 
     @classmethod
     def padded(cls, x: PyTree, y: Any, mask: Any) -> ClientData:
-        """Build the data of one client or a stack from padded arrays; the padding of NumPy arrays is not stored.
+        """Build a `ClientData` for one client, or for a stack of clients, from padded arrays.
+
+        Padding is not stored if the arrays are NumPy arrays.
 
         Args:
           x: inputs, a tree of arrays [n, ...], or [m, n, ...] for a stack.

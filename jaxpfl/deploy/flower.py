@@ -41,7 +41,7 @@ def write_app(folder: Path, agreement: Agreement, clients: Federation | None = N
       JaxpflError: if the folder exists, or if a setting cannot be deployed.
     """
     if folder.exists():
-        raise JaxpflError(f"{folder} exists: name a new folder")
+        raise JaxpflError(f"{folder} already exists: choose another folder")
     words = {"METHOD": agreement.spec.method.name, "CLIENTS": str(agreement.num_clients), "VERSION": __version__}
     stored = agreement.to_json()
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -86,8 +86,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
         if spec.lr is None and np.ndim(spec.hyper.get("lr", 0)) and others:
             at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
             warn(
-                f"hyper sets only lr, and the other rates of {spec.method.name} stay at {at}: fit(lr=...) sets "
-                "them all",
+                f"hyper sets lr, but other learning rates of {spec.method.name} keep their defaults ({at}): "
+                "fit(lr=...) sets all of them",
                 strict=strict,
             )
         if len(spec.seeds) > 1:

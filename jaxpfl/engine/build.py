@@ -193,12 +193,12 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
     """
     if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
-            f"patience = {patience} needs validation examples, and no client has any: give a validation_share"
+            f"patience = {patience} requires validation examples, but no client has any: set validation_share"
         )
     if kind == "ranking" and not has_pairs(federation.validation):
         raise JaxpflError(
-            f"patience = {patience} needs a validation AUC, and no client has both labels among its validation "
-            "examples: give a larger validation_share"
+            f"patience = {patience} requires a validation AUC, but no client has validation examples of both classes: "
+            "increase validation_share"
         )
     if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
         raise JaxpflError(f"patience = {patience} needs validation labels, but all of them are -1 (no label)")

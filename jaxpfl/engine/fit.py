@@ -359,7 +359,7 @@ def train(
       callbacks: functions that are called in order after every evaluation.
 
     Raises:
-      JaxpflError: if the data do not allow a setting.
+      JaxpflError: if a setting is incompatible with the data.
     """
     assembled = assemble(spec, federation, unseen)
     simulation, released = assembled.simulation(), assembled.released(len(spec.seeds))

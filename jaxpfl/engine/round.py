@@ -77,16 +77,18 @@ OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
-    """Build the function of one round.
+    """Build the function that performs one round.
 
-    In asynchronous rounds (`in_flight`), the cohort consists of the clients that arrive. The round's metrics are:
+    In asynchronous rounds (`in_flight`), the cohort consists of the clients whose uploads arrive in the round. The
+    round's metrics are:
 
     - the clients' metrics, averaged over the clients whose work was not discarded, and the server's metrics;
     - ``participants``, the number of clients in the cohort;
-    - ``diverged``, the number of clients whose work was discarded because it was not finite;
+    - ``diverged``, the number of clients whose work was discarded because it, or the server's update, was not finite;
     - ``dropped``, the number of clients that dropped out, if there is a dropout rate;
     - ``left_out``, the number of drawn clients for which the cohort had no slot, if the sampling can leave out clients;
-    - `BITS`, summed over the uploads that reached the server, if the algorithm counts bits;
+    - ``upload_bits_high`` and ``upload_bits_low``, which together give the number of bits of the uploads that reached
+      the server, if the algorithm counts bits (`BITS`);
     - ``round_seconds``, the simulated duration, if there is a time model;
     - ``idle``, the number of clients that trained outside the cohort, and ``idle_...``, their average metrics, if the
       method trains such clients.

@@ -346,9 +346,10 @@ def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
 
 
 def number(value: Any) -> jax.Array:
-    """A hyper-parameter, [] or [S], as a weakly typed device array, as JAX converts a Python number.
+    """Convert a hyper-parameter, [] or [S], to a device array, weakly typed as JAX's conversion of a Python number.
 
-    Python numbers, NumPy numbers and lists of them then give the same programs. A `jax.Array` keeps its dtype.
+    Python numbers, NumPy numbers of type float64 or int64, and lists of these then compile to the same program. Other
+    NumPy numbers and a `jax.Array` keep their dtype.
     """
     if isinstance(value, jax.Array) or np.asarray(value).dtype not in (np.float64, np.int64):
         return jnp.asarray(value)

@@ -124,10 +124,10 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
     value, and the first maximum can then differ.
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
-    patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,
-    padded with zeros. For k = 5, there are 1.44 times as many multiplications and 0.36 times as many patches, and
-    pooling reads four contiguous blocks. On a CPU, this form was measured to be a fifth to a third faster than pooling
-    the plain convolution for 1 to 6 channels, and not slower for 64.
+    patch with stride 2. The kernel matrix, [(k+1)^2 C, 4 O], contains four zero-padded copies of the kernel, one for
+    each shift by 0 or 1 along the two axes. For k = 5, there are 1.44 times as many multiplications, the matrix of
+    patches has 0.36 times as many entries, and pooling reads four contiguous blocks. On a CPU, this form was measured
+    to be a fifth to a third faster than pooling the plain convolution for 1 to 6 channels, and not slower for 64.
     """
     return _max_bias_relu(_windows(x, kernel), bias)
 

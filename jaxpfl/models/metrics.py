@@ -36,11 +36,12 @@ class PerClient(NamedTuple):
 
 
 def per_client(function: OfClient, *, root: bool = False) -> PerClient:
-    """Make a metric ``f(predictions [n, ...], y [n, ...], valid [n]) -> []`` of all examples of a client.
+    """Make a metric from a function of all of a client's examples.
 
     Args:
-      function: the metric function.
-      root: whether the metric is the root of a mean over examples, so that averages over clients use squared scores.
+      function: the metric function, ``(predictions [n, ...], y [n, ...], valid [n]) -> []``.
+      root: whether the metric is the root of a mean over examples, such as the RMSE. The average over clients is then
+        the root of their mean squared score.
 
     Example::
 

@@ -276,7 +276,7 @@ class PrivacyPlan:
         replace-one for cohorts of a fixed size.
 
     Raises:
-      JaxpflError: if ``rounds`` is below 1, or if the combination cannot be accounted.
+      JaxpflError: if ``rounds`` is below 1, or if no accountant supports the combination.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Poisson
@@ -480,8 +480,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       The plan with a noise multiplier that is at least the required value, and usually within a relative 1e-4 of it.
 
     Raises:
-      JaxpflError: if the target epsilon is not in (0, 200] or requires a noise multiplier outside 0.01 ... 1e7, and as
-        in `PrivacyPlan.epsilon`.
+      JaxpflError: if the target epsilon is not in (0, 200] or requires a noise multiplier outside 0.01 ... 1e7, or
+        under the conditions of `PrivacyPlan.epsilon`.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Full

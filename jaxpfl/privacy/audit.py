@@ -248,7 +248,10 @@ def one_run_lower_bound(
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
-        raise JaxpflError(f"scores and included must be vectors of equal length, at least 2, got shape {scores.shape}")
+        raise JaxpflError(
+            "scores and included must be vectors of the same length of at least 2, got shapes "
+            f"{scores.shape} and {included.shape}"
+        )
     if not np.isfinite(scores).all():
         raise JaxpflError(f"scores must be finite, got {np.count_nonzero(~np.isfinite(scores))} non-finite scores")
     if not 0 <= delta < 1:

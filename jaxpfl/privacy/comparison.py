@@ -29,11 +29,14 @@ def theorem5_beside_sound(
     is added to the sum at the end. ``per_step``: noise is added as printed in the paper; if psi is uploaded, a
     client is protected only by its own noise (`PerStepNoise`).
 
-    For each kind of noise, there are two epsilons, one for each neighbouring relation. ``zero_out``: a user's data are
-    present or not. Poisson sampling with q = K/m amplifies the privacy of noise at the end of a round. Sampling does
-    not amplify the privacy of noise that the clients add. The epsilon for such noise assumes that the user takes part
-    in every round, unless the epsilon of ``replace_one`` is smaller and is used instead. ``replace_one``: a user's data
-    are replaced by any others. Cohorts have exactly K clients; the accounting uses RDP unless K = m.
+    For each kind of noise, there are two epsilons, one for each neighbouring relation:
+
+    - ``zero_out``: neighbouring data sets differ in whether one user's data are present. With end-of-round noise,
+      Poisson sampling with q = K/m amplifies privacy. With per-step noise, sampling does not amplify privacy. The
+      reported epsilon is then the smaller of two: the epsilon of a user who takes part in every round, and that of
+      ``replace_one``.
+    - ``replace_one``: one user's data are replaced by arbitrary data. Cohorts have exactly K clients; the accounting
+      uses RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
@@ -46,8 +49,8 @@ def theorem5_beside_sound(
       delta: delta of all claims.
 
     Returns:
-      A dictionary for JSON: the paper's epsilon with its caveat, the epsilon, noise multiplier, participation and
-      accountant of the four sound plans, the number of rounds, the sampling rate, and delta.
+      A JSON-serialisable dictionary with the paper's epsilon and its caveat; for each of the four sound plans, its
+      epsilon, noise multiplier, participation and accountant; and the number of rounds, the sampling rate and delta.
 
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.

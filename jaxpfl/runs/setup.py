@@ -187,7 +187,7 @@ def prepare(
       JaxpflError: if a name is unknown, a value is out of range, or the data or a method do not allow a setting.
     """
     if (config.warm_start is None) != (initial is None):
-        raise ValueError("give the parameters that config.warm_start names, and no others")
+        raise ValueError("initial must be given if and only if config.warm_start is set")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"name each method once, got {', '.join(methods)}")
     # Checks that need no data come first. A model that depends on the data is filled in later.

@@ -56,7 +56,7 @@ class TensorBoard:
     ``tensorboard --logdir RUN/tensorboard`` shows these means.
 
     Args:
-      folder: run folder; the event files of a method are in its subfolder ``tensorboard/METHOD``.
+      folder: run folder; event files are written to ``folder/tensorboard/METHOD``.
 
     Raises:
       JaxpflError: if the package tensorboardX is not installed.

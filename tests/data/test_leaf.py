@@ -412,7 +412,7 @@ def test_leaf_reddit(tmp_path: Path):
     made = token_counts.read_leaf_counts(folder)
     assert made.users.tolist() == ["x", "y", "z"]
     assert of(made) == {("x", "the"): 4, ("x", "cat"): 2, ("y", "dog"): 1, ("z", "the"): 1}
-    with pytest.raises(JaxpflError, match="no LEAF files"):
+    with pytest.raises(JaxpflError, match="no LEAF file"):
         token_counts.read_leaf_counts(tmp_path / "none")
 
 

@@ -114,7 +114,7 @@ def test_command_writes_an_app(tmp_path, capsys):
         compile(path.read_text(), path.name, "exec")
     with pytest.raises(SystemExit):
         command(["deploy", "flower", str(app), *args])
-    assert capsys.readouterr().err == f"error: {app} exists: name a new folder\n"
+    assert capsys.readouterr().err == f"error: {app} already exists: choose another folder\n"
     with pytest.raises(SystemExit):
         command(["deploy", "flower", str(tmp_path / "no"), "--method", "pooled", "--clients", "4"])
     assert "pooled cannot be deployed: it trains on pooled examples" in capsys.readouterr().err

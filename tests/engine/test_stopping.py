@@ -96,7 +96,7 @@ def test_what_cannot_stop_is_refused(more, message):
 
 def test_without_validation_examples_it_is_refused():
     given = federation()
-    with pytest.raises(JaxpflError, match="patience = 2 needs validation examples, and no client has any"):
+    with pytest.raises(JaxpflError, match="patience = 2 requires validation examples, but no client has any"):
         jaxpfl.fit("fedavg", given._replace(validation=given.validation.emptied()), eval_every=1, patience=2)
 
 
@@ -116,7 +116,7 @@ def test_without_a_validation_score_it_is_refused():
         "local_steps": 1,
         "seeds": 1,
     }
-    with pytest.raises(JaxpflError, match="patience = 2 needs a validation AUC, and no client has both labels"):
+    with pytest.raises(JaxpflError, match="patience = 2 requires a validation AUC, but no client has validation"):
         jaxpfl.fit("local", ranked, patience=2, **given)
     result = jaxpfl.fit("local", ranked, **given)
     assert result.validation is not None

@@ -106,7 +106,10 @@ class Distilled(NamedTuple):
         teacher_loss: TeacherLoss,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Make the function of a local step: it updates theta, then mu at the new theta, then psi at both new models.
+        """Return the local-step function, which updates theta, then mu given the new theta, then psi.
+
+        The update of psi uses both new models. If mu and psi are released together (``step_noise.joint``), it uses the
+        new theta and the old mu.
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.

@@ -308,7 +308,8 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
     m = len(users) // g if m is None else m
     if m * g > len(users):
         raise JaxpflError(
-            f"{m} clients of {g} users need {m * g} users, but there are {len(users)}: use at most {len(users) // g}"
+            f"{m} clients (users per client: {g}) require {m * g} users, but there are only {len(users)}: use at most "
+            f"{len(users) // g} clients"
         )
     if g == 1 and m == len(users):
         return np.sort(users)[:, None]

@@ -38,8 +38,7 @@ def read_idx(path: str | Path, ndim: int) -> np.ndarray:
 
     Raises:
       JaxpflError: if the file is missing; if its compression is damaged; if its magic number, element type or number of
-        dimensions is wrong; or if it has too few or too many bytes. The message names the file, the wrong value and the
-        expected value.
+        dimensions is wrong; or if it has too few or too many bytes. The message names the file and the problem.
     """
     path = Path(path)
     with _inflated(path) as (file, most):
@@ -49,7 +48,7 @@ def read_idx(path: str | Path, ndim: int) -> np.ndarray:
         content = file.read(expected + 1) if expected <= most else b""
     if len(content) != expected:
         problem = "too long" if len(content) > expected else "truncated"
-        raise JaxpflError(f"{path}: {problem}: the header's shape {shape} needs {expected} bytes of data")
+        raise JaxpflError(f"{path} is {problem}: the shape {shape} in its header requires {expected} bytes of data")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 

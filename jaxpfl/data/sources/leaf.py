@@ -169,7 +169,7 @@ def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
     for base in (folder, folder / "all_data", folder / "data" / "all_data"):
         if _files(base):
             return base, None
-    raise JaxpflError(f"data set {name!r}: no LEAF files (*.json) in {folder / 'train'}: {where_to_put_it()}")
+    raise JaxpflError(f"data set {name!r} has no LEAF file (*.json) in {folder / 'train'}: {where_to_put_it()}")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -196,7 +196,7 @@ def read_users(folder: Path) -> Users:
                 )
             origin[user], users[user] = file, _read_user(own, f"{file}: user {shown(user)}")
     if not any(y for _, y in users.values()):
-        raise JaxpflError(f"{folder}: no user has an example")
+        raise JaxpflError(f"{folder}: none of the users has any examples")
     return dict(sorted(users.items()))
 
 

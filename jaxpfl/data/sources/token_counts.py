@@ -251,7 +251,7 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     header = [] if cells.empty else [name.lower() for name in cells.iloc[0]]
     if sorted(filter(None, header)) != sorted(HEADER):
         found = "" if cells.empty else ",".join(cells.iloc[0])
-        raise JaxpflError(f"{path} needs the header {','.join(HEADER)}, got {found[:60]!r}")
+        raise JaxpflError(f"{path} must have the columns {', '.join(HEADER)} in any order, got header {found[:60]!r}")
     rows = cells.iloc[1:].set_axis(header, axis=1)[HEADER]
     if rows.empty:
         raise JaxpflError(f"{path} has a header but no counts below it")

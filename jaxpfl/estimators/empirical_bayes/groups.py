@@ -163,7 +163,9 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
     if number < LEAST_GROUPS:
         raise JaxpflError(f"at least {LEAST_GROUPS} groups are needed to estimate their spread, got {number}")
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
-        raise JaxpflError("every group has a single client: the spreads within and between groups cannot be separated")
+        raise JaxpflError(
+            "every group has a single client, so the variances within and between groups cannot both be estimated"
+        )
     found = _solve(own, errors, jnp.asarray(index), groups=number)
     return found._replace(labels=inputs.labels_of(x, s, group))
 

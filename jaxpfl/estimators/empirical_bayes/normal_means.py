@@ -559,7 +559,7 @@ class Shrunken(NamedTuple):
 
 
 def james_stein(x: Any, s: Any) -> Shrunken:
-    r"""James and Stein's estimator for clients with equal standard errors; estimates shrink towards their mean.
+    r"""James-Stein estimator for clients with equal standard errors; estimates shrink towards their mean.
 
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
@@ -578,9 +578,9 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     own, errors = checked(x, s, one=False)
     m = len(own)
     if m <= 3:
-        raise JaxpflError(f"James and Stein's estimator needs at least 4 clients, got {m}")
+        raise JaxpflError(f"the James-Stein estimator requires at least 4 clients, got {m}")
     if np.ndim(s) != 0:
-        raise JaxpflError(f"James and Stein's estimator needs one s for all clients, got shape {np.shape(s)}: use ebnm")
+        raise JaxpflError(f"the James-Stein estimator requires a single s, got shape {np.shape(s)}: use ebnm")
     center = own.mean()
     spread = (((own - center) / errors) ** 2).sum()
     weight = jnp.maximum(0, 1 - (m - 3) / jnp.where(spread > 0, spread, 1)) * (spread > 0)

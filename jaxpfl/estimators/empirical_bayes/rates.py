@@ -384,7 +384,8 @@ class RegressedRates(NamedTuple):
       rates: the posteriors, in which ``prior_mean`` and ``prior_size`` differ between clients, [m] each.
       beta: coefficients, [p].
       beta_covariance: covariance of the coefficients: their block in the inverse of the observed information, [p, p].
-      spread: n_0 for probabilities, or the shape a for rates, []; infinite for priors without spread.
+      spread: concentration of the prior, []: the pseudo-trials n_0 for probabilities, or the shape a of the Gamma prior
+        for rates; infinite if clients do not differ beyond the regression.
       log_marginal: log likelihood of all counts, [].
       ratio: twice the difference between the log likelihoods of the fit and of the regression without spread, [].
       p_value: probability of a ratio at least as large if there is no spread, []: half the tail probability of a

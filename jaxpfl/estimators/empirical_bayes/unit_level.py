@@ -55,7 +55,7 @@ _RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
 
 
 class UnitMeans(NamedTuple):
-    """Predictions of m clients' means from N samples with p columns, the intercept first.
+    """Predictions of the means of m clients from N samples and p columns of covariates; the first is the intercept.
 
     Attributes:
       size: numbers n_i of samples, [m].
@@ -183,7 +183,9 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
     if sizes.max() < 2:
-        raise JaxpflError("every client has a single sample: spreads within and between clients cannot be separated")
+        raise JaxpflError(
+            "every client has a single sample, so the variances within and between clients cannot both be estimated"
+        )
 
     def about_means(of: np.ndarray) -> np.ndarray:
         return of - (np.bincount(index, of, m) / sizes)[index]

@@ -281,11 +281,11 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
-    """Return the number of rounds after which a client has computed its budget of gradients.
+    """Return the number of rounds after which a client has used up its gradient budget.
 
     The budget is the number of gradients that the client computes in all rounds with a method that takes one gradient
     per local step. The number of rounds is rounded down, but is at least one. For methods that also train outside the
-    cohort (``idle``), the gradients that a client is expected to compute between two participations are included.
+    cohort (``idle``), the expected gradients between two participations count towards the cost of a round.
 
     Args:
       config: the run's config, before `resolve`.

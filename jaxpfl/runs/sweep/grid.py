@@ -176,7 +176,7 @@ class Grid:
         return cls(**{**stored, "axes": axes})
 
     def points(self, concerns: Callable[[str], bool] = lambda name: True) -> list[dict[str, Value]]:
-        """Return the distinct settings of the grid, as dicts axis name -> value.
+        """Return the distinct settings of the grid, each a dict from axis name to value.
 
         Args:
           concerns: function that returns whether to include an axis, given its name.
