@@ -24,6 +24,14 @@ class Result(NamedTuple):
         return json.loads(self.out)
 
 
+def timeless(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The methods' rows of a summary without their seconds."""
+    return {
+        name: {key: value for key, value in row.items() if not key.endswith("seconds")}
+        for name, row in summary["methods"].items()
+    }
+
+
 def jaxpfl(capsys: pytest.CaptureFixture[str], *args: str) -> Result:
     """Calls ``jaxpfl ARGS``."""
     try:

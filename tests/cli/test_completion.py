@@ -22,7 +22,3 @@ def test_the_script_is_valid_and_names_every_command_and_flag(capsys, shell: str
         assert name.split()[-1] in found.out
         given = {flag.name for flag in flags_of(command) if not flag.positional and flag.default is not True}
         assert [flag for flag in given if flag not in found.out] == [], name
-
-
-def test_an_unknown_shell_is_one_line(capsys):
-    assert "must be bash, zsh or tcsh, got 'fish'" in jaxpfl(capsys, "completion", "fish").err

@@ -90,8 +90,6 @@ def test_a_report_of_an_unfinished_run_has_what_there_is(runs: Path, copied, cap
         (["{a}/methods"], "a/methods holds no run, sweep or study: no config.json, sweep.json or summary.json in it"),
         (["{a}/nothing"], "holds no run, sweep or study: it does not exist"),
         (["{a}", "--output", "{a}/config.json"], "was not written by jaxpfl report"),
-        (["{a}", "--output", "{a}"], "got a folder"),
-        ([], "jaxpfl report needs FOLDER"),
     ],
 )
 def test_reports_that_cannot_be(runs: Path, capsys, args: list[str], message: str):

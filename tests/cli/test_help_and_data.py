@@ -50,21 +50,6 @@ def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(ca
     )  # as wide as the text, not its source
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["comparre"], "unknown command of jaxpfl 'comparre': did you mean 'compare'?"),
-        (["zzz", "--help"], "unknown command of jaxpfl 'zzz' (known: bench, check, compare"),
-        (["privacy", "audits"], "unknown command of jaxpfl privacy 'audits': did you mean 'audit'?"),
-        (["estimate", "regression_mixtures"], "did you mean 'regression-mixture'?"),
-    ],
-)
-def test_an_unknown_command_is_one_line(capsys, args, message):
-    result = jaxpfl(capsys, *args)
-    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
-    assert message in result.err
-
-
 def test_version(capsys):
     assert jaxpfl(capsys, "--version").out.strip() == package.__version__
 

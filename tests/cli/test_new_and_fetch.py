@@ -95,16 +95,3 @@ def test_a_set_is_fetched_whole_or_not_at_all(capsys, tmp_path, monkeypatch, fil
         assert (found.status, found.err.count("\n")) == (2, 1)
         assert message in found.err
         assert [*(tmp_path / "data").iterdir()] == []
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("data fetch", "jaxpfl data fetch NAME downloads a data set"),
-        ("data list mnist", "jaxpfl data fetch NAME downloads a data set"),
-        ("data fetch mnits", "unknown data set to fetch 'mnits': did you mean 'mnist'?"),
-    ],
-)
-def test_a_wrong_fetch_is_one_line(capsys, command, message):
-    found = jaxpfl(capsys, *command.split())
-    assert (found.status, message in found.err, found.err.count("\n")) == (2, True, 1), found.err

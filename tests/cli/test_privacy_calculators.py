@@ -78,27 +78,3 @@ def test_paper(capsys):
     assert sampled["end_of_round"]["zero_out"]["participation"] == "poisson"
     assert sampled["end_of_round"]["replace_one"]["accountant"] == "rdp"
     assert sampled["per_step"]["zero_out"]["epsilon"] <= sampled["per_step"]["replace_one"]["epsilon"]
-
-
-Z = ("--noise-multiplier", "2")
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("epsilon", "--noise-multiplier", "nan", *RUN), "--noise-multiplier must be a number, got 'nan'"),
-        (("epsilon", "--noise-multiplier", "1e-9", *RUN), "noise_multiplier 1e-09 is too small for 100 rounds"),
-        (("epsilon", *Z, "--rounds", "9", "--delta", "0"), "delta must be > 0 and < 1, got 0.0"),
-        (("epsilon", *Z, *RUN, "--accountant", "pdl"), "pld, rdp or paper, got 'pdl': did you mean pld?"),
-        (("epsilon", *Z, *RUN, "--cohort", "5"), "--cohort needs --clients"),
-        (("epsilon", *Z, *SAMPLED, "--cap", "3"), "a cap needs the number of clients"),
-        (("paper", "--clients", "50", *PAPER, "--tau", "7"), "steps must be a multiple of tau (7), got 3000"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, args, message):
-    result = jaxpfl(capsys, "privacy", *args)
-    assert result.status == 2
-    assert result.out == ""
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1, result.err
-    assert message in result.err

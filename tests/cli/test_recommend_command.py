@@ -42,24 +42,6 @@ def test_the_commands_are_those_of_jaxpfl(capsys):
     assert all(near["epsilon"] is None for near in found["nearest"])
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--data", "digist"], "did you mean 'digits'"),
-        (["--clients", "10", "--cohort", "11"], "number of clients (10), got 11"),
-        (["--epsilon", "201"], "epsilon must be > 0 and <= 200, got 201.0"),
-        (["--epsilno", "3"], "did you mean --epsilon"),
-        (["digits"], "only flags"),
-    ],
-)
-def test_errors_are_one_line(capsys, args, said):
-    found = jaxpfl(capsys, "recommend", *args)
-    assert found.status == 2
-    assert said in found.err
-    assert found.err.count("\n") == 1
-    assert not found.out
-
-
 def test_a_table_of_two_classes_has_a_cell_and_a_regression_an_alternative(capsys, tmp_path):
     rows = [f"{client},{row % 7},{row % 2},{row / 9}" for client in "abcd" for row in range(12)]
     (tmp_path / "own.csv").write_text("\n".join(["who,x,label,score", *rows]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from command import jaxpfl
 
-from jaxpfl import data, load
+from jaxpfl import data
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.setup import load_federation, prepare
 from jaxpfl.support.errors import JaxpflWarning
@@ -88,10 +88,3 @@ def test_what_it_costs_a_private_run_is_said(capsys, archive, tmp_path):
     result = jaxpfl(capsys, *flags, "--strict")
     assert result.status == 2
     assert "the privacy claim does not cover them" in result.err
-
-
-def test_pixels_are_refused(capsys, tmp_path):
-    result = jaxpfl(capsys, "run", "fedavg", "--standardize", "--output", tmp_path / "run")
-    assert result.status == 2
-    assert "digits holds pixels, which are standardized when loaded" in result.err
-    assert load("digits").inputs == "pixels"

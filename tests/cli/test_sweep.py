@@ -77,27 +77,6 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["local", "--grid", "lr"], "--grid takes NAME=VALUE,VALUE"),
-        (["local", "--grid", "lrr=1"], "unknown axis 'lrr': did you mean 'lr'?"),
-        (["local", "--grid", "lr=-1,.1"], "lr must be > 0"),
-        (["adaped", "--grid", "psi_init=-1"], "adaped.psi_init must be"),
-        (["local", "--grid", "model=mlp:4,mpl"], "did you mean 'mlp'?"),
-        (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
-        (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
-        (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster answers"),
-    ],
-)
-def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[str], message: str):
-    result = jaxpfl(capsys, "sweep", *SMALL, "--output", str(tmp_path / "s"), *args)
-    assert result.status == 2
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_folder_of_something_else_is_refused(capsys, small: Path, tmp_path: Path):
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small))
     assert "already holds a sweep: choose another output folder" in result.err

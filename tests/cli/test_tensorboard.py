@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +58,3 @@ def test_the_numbers_are_those_of_the_records(tmp_path: Path, capsys):
 def test_means_are_over_the_seeds_that_have_a_number():
     record = {"kind": "round", "method": "m", "round": 3, "loss": [1.0, float("nan"), 3.0], "psi": [float("inf")]}
     assert means(record | {"seconds": 2.5}) == {"loss": 2.0, "seconds": 2.5}
-
-
-def test_without_the_package_the_command_to_install_it_is_told(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    result = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "run", "--tensorboard")
-    assert result.status == 2
-    assert result.err.startswith(
-        "error: --tensorboard needs the package tensorboardX: pip install '.[tensorboard]' in a"
-    )
-    assert not (tmp_path / "run").exists()
