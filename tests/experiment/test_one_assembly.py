@@ -30,7 +30,6 @@ from jaxpfl.runs.run import open_folder
 from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.stored_run import open_run
 from jaxpfl.similarity import graphs
-from jaxpfl.support import files
 
 STORED = Path(__file__).parent / "stored_run" / "config.json"
 """Config of a run that version 0.1 stored before there was a `RunSpec`."""
@@ -180,9 +179,3 @@ def test_the_folder_of_a_run_keeps_its_name():
     """With ``--resume`` alone, a run is found again: settings at their defaults are not in the name."""
     for config in (RunConfig(), Flags()):
         assert default_folder("run", resolve(config), ("fedavg",), False) == Path("runs/run-digits-e4b49bd0")
-
-
-def test_settings_of_the_stored_config_are_todays(tmp_path):
-    files.write_json(tmp_path / "now.json", to_json(resolve(RunConfig())))
-    stored = json.loads(STORED.read_text())["config"].keys()
-    assert stored <= json.loads((tmp_path / "now.json").read_text()).keys()

@@ -1,5 +1,7 @@
 """Presets: one for every known data set, each complete, and none of another partition's options."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,14 +43,13 @@ def test_a_partition_of_the_users_own_gets_only_its_own_options(data: str, parti
 
 
 def test_users_are_clients_where_the_preset_says_so_and_the_user_may_say_otherwise():
-    assert resolve(RunConfig(data="mnist-writers")).users_per_client == 3
-    assert resolve(RunConfig(data="mnist-writers")).test_share == 0.12
-    assert resolve(RunConfig(data="mnist-writers", test_share=0.3, clients=10)).cohort == 10
-    assert resolve(RunConfig(data="mnist-writers", test_share=0.3, clients=10)).test_share == 0.3
+    own = RunConfig(data="mnist-writers")
+    assert (resolve(own).users_per_client, resolve(own).test_share) == (3, 0.12)
+    given = resolve(replace(own, test_share=0.3, clients=10))
+    assert (given.cohort, given.test_share) == (10, 0.3)
     assert resolve(RunConfig(data="mnist", partition="natural")).clients is None
-    assert resolve(RunConfig(data="mnist-writers", users_per_client=3)).clients == 66
-    assert resolve(RunConfig(data="mnist-writers", users_per_client=1)).clients is None
-    assert resolve(RunConfig(data="mnist-writers", users_per_client=1, clients=66)).clients == 66
+    found = [resolve(replace(own, users_per_client=n, clients=m)).clients for n, m in ((3, None), (1, None), (1, 66))]
+    assert found == [66, None, 66]
 
 
 def source(x: np.ndarray, inputs: str) -> Source:

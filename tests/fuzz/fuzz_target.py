@@ -142,7 +142,7 @@ def of_folder(
         if rng.random() < 0.02:
             (folder / name).unlink()
         else:
-            (folder / name).write_bytes(_damaged(rng, name, good[name]))
+            (folder / name).write_bytes(damaged_file(rng, name, good[name]))
         if rng.random() < 0.5:
             seal(folder)
 
@@ -154,7 +154,7 @@ def copied(good: Path) -> Callable[[Path], None]:
     return lambda folder: shutil.copytree(good, folder, dirs_exist_ok=True) and None
 
 
-def _damaged(rng: random.Random, name: str, content: bytes) -> bytes:
+def damaged_file(rng: random.Random, name: str, content: bytes) -> bytes:
     """A file damaged as those of its kind are: in what it says, in its bytes, or in both."""
     if rng.random() < 0.6:
         if name.endswith(".json"):

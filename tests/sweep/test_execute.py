@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import CONFIG, sweep_of
+from small import CONFIG, Fails, sweep_of
 
 import jaxpfl
 from jaxpfl.runs.config import RunConfig, resolve
@@ -116,18 +116,12 @@ def test_rows_that_do_not_fit_run_in_smaller_chunks(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_for_which_there_is_no_memory_fails_alone(monkeypatch: pytest.MonkeyPatch):
-    def none(*given: Any) -> Any:
-        raise OutOfMemoryError("the states need too much")
-
-    monkeypatch.setattr(execute, "_run", none)
+    monkeypatch.setattr(execute, "_run", Fails(OutOfMemoryError("the states need too much")))
     assert {(r.status, r.reason) for r in records_of(sweep_of("lr=.1,.2"))} == {("failed", "the states need too much")}
 
 
 def test_a_defect_is_not_a_failed_setting(monkeypatch: pytest.MonkeyPatch):
-    def wrong(*given: Any) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(execute, "_run", wrong)
+    monkeypatch.setattr(execute, "_run", Fails(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         records_of(sweep_of("lr=.1"))
 
@@ -156,11 +150,8 @@ def test_the_winner_runs_on_the_seeds_that_the_search_left_out(tmp_path: Path):
 
 @pytest.mark.slow
 def test_runs_that_failed_run_again_in_the_next_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def none(*given: Any) -> Any:
-        raise OutOfMemoryError("the states need too much")
-
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "_run", none)
+        patch.setattr(execute, "_run", Fails(OutOfMemoryError("the states need too much")))
         run_missing(Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=False), Reporter())
     again = Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=True)
     assert set(load_sweep(tmp_path / "s").status) == {"failed"}

@@ -1,6 +1,5 @@
 """Runners of a sweep: the groups of one process, and tasks of a Ray cluster whose processes die."""
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import sweep_of
+from small import sweep_of, timeless
 
 from jaxpfl.cli import main
 from jaxpfl.runs import run_folder
@@ -147,16 +146,6 @@ def test_a_second_sweep_is_kept_out_of_the_folder(tmp_path: Path, capsys: pytest
     assert "is using" in capsys.readouterr().err.splitlines()[-1]
 
 
-def numbers(folder: Path) -> dict[str, Record]:
-    """The records of a sweep, but for their times."""
-    return {
-        record.id: dataclasses.replace(
-            record, seconds=0.0, metrics={name: v for name, v in record.metrics.items() if name != "compile_seconds"}
-        )
-        for record in Journal(folder).read()
-    }
-
-
 def parent(pid: int) -> int:
     """The parent of a process; 0 for one that has ended."""
     try:
@@ -215,4 +204,4 @@ def test_a_ray_cluster_gives_the_numbers_of_one_process_whatever_is_killed(tmp_p
         assert process.returncode == 0, err
         assert "Warning" not in err
     assert Journal(folder).path.read_bytes().count(b"\n") == 8  # every run was recorded once
-    assert numbers(folder) == numbers(alone)
+    assert timeless(folder) == timeless(alone)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small import sweep_of
+from small import Fails, sweep_of, timeless
 
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import checkpoint
 from jaxpfl.runs.control import Reporter
-from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep import execute
 from jaxpfl.runs.sweep.definition import Definition
 from jaxpfl.runs.sweep.runner import run_missing
@@ -59,17 +57,6 @@ def session(folder: Path, stop_at: int | None = None, **changes: Any) -> Seen:
     return seen
 
 
-def told(folder: Path, **changes: Any) -> list[Record]:
-    """The records but for their times."""
-
-    def timeless(record: Record) -> Record:
-        metrics = {name: value for name, value in record.metrics.items() if not name.endswith("seconds")}
-        return dataclasses.replace(record, metrics=metrics, seconds=0.0)
-
-    sweep = Sweep.open(folder, definition(**changes), resume=True)
-    return list(map(timeless, sweep.grid_order(sweep.journal.read())))
-
-
 def states(folder: Path) -> list[Path]:
     return sorted((folder / "unfinished").glob("*/*/*/SHA256SUMS"))
 
@@ -83,7 +70,7 @@ def test_a_stopped_group_goes_on_with_the_same_numbers(tmp_path: Path):
     assert session(folder).rounds == [6]
     assert not (folder / "unfinished").exists()
     assert session(whole).rounds == list(range(1, ROUNDS + 1))
-    assert told(folder) == told(whole)
+    assert timeless(folder) == timeless(whole)
 
 
 @pytest.mark.slow
@@ -102,7 +89,7 @@ def test_whatever_is_swept(tmp_path: Path, changes: dict[str, Any]):
     assert states(folder)
     assert session(folder, **changes).rounds[0] == 3
     session(whole, **changes)
-    assert told(folder, **changes) == told(whole, **changes)
+    assert timeless(folder) == timeless(whole)
 
 
 @pytest.mark.slow
@@ -122,7 +109,7 @@ def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypa
     assert [int(path.parent.name) for path in states(folder / "a")] == [2, 3]
     assert session(folder / "a").rounds == [4, 5, 6]
     session(folder / "b")
-    assert told(folder / "a") == told(folder / "b")
+    assert timeless(folder / "a") == timeless(folder / "b")
 
 
 @pytest.mark.slow
@@ -134,7 +121,7 @@ def test_a_damaged_state_begins_anew(tmp_path: Path):
     with pytest.warns(JaxpflWarning, match="start again from round 0"):
         assert session(folder).rounds == list(range(1, ROUNDS + 1))
     session(tmp_path / "whole")
-    assert told(folder) == told(tmp_path / "whole")
+    assert timeless(folder) == timeless(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -159,17 +146,7 @@ def test_other_runs_do_not_go_on_from_it(tmp_path: Path):
     session(tmp_path, stop_at=3)
     assert session(tmp_path, seeds=3).rounds[0] == 1
     assert not (tmp_path / "unfinished").exists()
-    assert len(told(tmp_path, seeds=3)) == 6
-
-
-class Fails:
-    """A function that raises an error."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __call__(self, *_: object) -> None:
-        raise self.error
+    assert len(timeless(tmp_path)) == 6
 
 
 @pytest.mark.slow
@@ -186,4 +163,4 @@ def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch:
     assert seen.rounds == list(range(1, ROUNDS + 1))
     assert all(full in line for line in seen.lines)
     assert bool(seen.lines) == (what == "full")
-    assert {record.status for record in told(tmp_path)} == {"done"}
+    assert {record.status for record in timeless(tmp_path).values()} == {"done"}
