@@ -223,43 +223,6 @@ def test_settings_side_by_side():
 DUAL = {1: math.inf, 2: 2, math.inf: 1}
 
 
-def prox_by_solver(v: np.ndarray, kappa: float, p: float) -> np.ndarray:
-    """The minimum over (w, t) of kappa sum t + |w - v|^2 / 2 under the constraints that make sum t the norm of w."""
-    d = len(v)
-    number = d if p == 1 else 1
-
-    def objective(a):
-        return kappa * a[d:].sum() + ((a[:d] - v) ** 2).sum() / 2
-
-    def slope(a):
-        return np.concatenate([a[:d] - v, np.full(number, kappa)])
-
-    if p == 2:
-        bounds = [
-            {"type": "ineq", "fun": lambda a: a[d] ** 2 - (a[:d] ** 2).sum()},
-            {"type": "ineq", "fun": lambda a: a[d]},
-        ]
-    else:
-        bounds = [{"type": "ineq", "fun": lambda a, sign=sign: a[d:] + sign * a[:d]} for sign in (1, -1)]
-    size = np.abs(v) if p == 1 else np.atleast_1d(np.linalg.norm(v, p))
-    options = {"ftol": 1e-15, "maxiter": 500}
-    start = np.concatenate([v, 1.1 * size + 0.1])
-    return optimize.minimize(objective, start, jac=slope, constraints=bounds, method="SLSQP", options=options).x[:d]
-
-
-@pytest.mark.parametrize("p", NORMS)
-def test_the_operator_is_the_solvers_minimum(p):
-    rng = np.random.default_rng(0)
-    zero = 0
-    prox = jax.jit(lambda v, kappa: admm.prox(v, kappa, p))
-    for _ in range(30):
-        v, kappa = rng.normal(size=5), rng.uniform(0.1, 1.5)
-        got = np.asarray(prox(v, kappa))
-        np.testing.assert_allclose(got, prox_by_solver(v, kappa, p), atol=2e-6)
-        zero += not got.any()
-    assert zero < 30
-
-
 @pytest.mark.parametrize("p", NORMS)
 def test_what_is_left_over_is_the_projection_onto_the_dual_ball(p):
     """v - w is within it; on its border, and of full effect on w, wherever w is not zero: <v - w, w> = kappa |w|."""

@@ -82,11 +82,6 @@ def test_bad_edges_are_refused(given, nodes, message):
         graphs.from_edges(given, nodes)
 
 
-def test_no_neighbours_are_refused():
-    with pytest.raises(JaxpflError, match="got 3 and 0"):
-        graphs.nearest_vectors(jnp.ones((3, 1)), 0)
-
-
 STAR = [(40, i) for i in range(40)]
 """More edges at one node than are gathered."""
 
