@@ -64,8 +64,6 @@ def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: P
     save(tmp_path / "a.npz", x_train=answers.astype(kind), y_train=shifted, vocabulary=np.array(1))
     with pytest.raises(JaxpflError, match="vocabulary must be an integer above the largest token, 1"):
         load(name)
-    with pytest.raises(JaxpflError, match="tokens applies to npz:FILE and leaf:FOLDER, not to digits"):
-        load("digits", tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +214,6 @@ def both(name: str, folder: Path, **how: Any) -> tuple[Source, Source]:
     return memory, there
 
 
-def archive(path: Path, **arrays: Any) -> None:
-    np.savez_compressed(path, **arrays)
-
-
 @pytest.mark.parametrize("kind", ["pixels", "colours", "features", "tokens", "by columns"])
 def test_npz_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("jaxpfl.data.sources.npz._BYTES", 1000)
@@ -231,7 +225,7 @@ def test_npz_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str)
         "by columns": np.asfortranarray(RNG.normal(size=(40, 7, 2)).astype(np.float32)),
     }[kind]
     y, who = RNG.integers(5, size=40), np.repeat(list("cabd"), 10)
-    archive(tmp_path / "a.npz", x_train=x, y_train=y, users_train=who, x_test=x[:9], y_test=y[:9], users_test=who[:9])
+    save(tmp_path / "a.npz", x_train=x, y_train=y, users_train=who, x_test=x[:9], y_test=y[:9], users_test=who[:9])
     memory, there = both("npz:a.npz", tmp_path)
     assert_same(*(jaxpfl.federate(s, partition="natural", pool_test=True) for s in (memory, there)))
     if memory.inputs == "features":
@@ -248,7 +242,7 @@ def test_sets_that_are_read_at_once_can_be_in_files(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive(tmp_path / "a.npz", x_train=RNG.normal(size=(400, 300)), y_train=RNG.integers(5, size=400))
+    save(tmp_path / "a.npz", x_train=RNG.normal(size=(400, 300)), y_train=RNG.integers(5, size=400))
     full = type("Usage", (), {"free": 1000})
     with monkeypatch.context() as patched, host_memory.files_in(tmp_path):
         patched.setattr("shutil.disk_usage", lambda place: full)

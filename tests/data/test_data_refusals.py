@@ -165,7 +165,6 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (leaf([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}]), OF_LEAF, "count_tokens must be numbers"),
     (leaf([[[1, 2]]], [{"target_tokens": [[2, -3]]}]), OF_LEAF, r"tokens must be integers from 0 to 2"),
     (leaf([[0.5] * 9], [62]), of("leaf:own", task="next-token"), "holds images, but the task next-token needs text"),
-    (leaf([[0.5] * 9], [1]), of("leaf:own", tokens=True), "user 'u': tokens must be integers, got float64"),
     (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), cut=5)}, OF_IDX, "is truncated: .* requires 72 bytes"),
     (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), more=b"x")}, OF_IDX, "is too long: .* requires 72 bytes"),
     (IDX | {"own/train-images-idx3-ubyte": b""}, OF_IDX, r"wrong magic number \(empty file\)"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 import struct
 import tracemalloc
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_files import real
 
 from jaxpfl.data import available, federate, load
 from jaxpfl.data.sources.idx import read_idx, read_idx_pair
@@ -105,11 +105,7 @@ def test_digits() -> None:
 
 @pytest.mark.slow
 def test_real_mnist() -> None:
-    root = os.environ.get("JAXPFL_DATA_DIR")
-    present = {entry.name: entry.present for entry in available(root)} if root else {}
-    if not present.get("mnist"):
-        pytest.skip("MNIST is not at hand: JAXPFL_DATA_DIR is unset or holds no mnist")
-    source = load("mnist", root, standardize=False)
+    source = load("mnist", real("MNIST", "mnist"), standardize=False)
     assert source.x_test is not None
     assert source.y_test is not None
     assert source.x_train.shape == (60000, 28, 28, 1)
@@ -181,17 +177,13 @@ def write_cifar10(root: Path, kind: str, keys: type = bytes) -> Path:
     return folder
 
 
-def write_npz(path: Path, **more: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    train = {"x_train": np.concatenate(TRAIN), "y_train": np.concatenate(CIFAR_LABELS)}
-    np.savez(path, **train, x_test=TEST, y_test=TEST_LABELS, **more)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("place", [".", "cifar10", "cifar-10"])
 @pytest.mark.parametrize("kind", ["python", "python, text keys", "binary", "npz"])
 def test_cifar10_is_the_same_in_every_format(tmp_path: Path, kind: str, place: str) -> None:
     if kind == "npz":
-        write_npz(tmp_path / place / "cifar10.npz")
+        (tmp_path / place).mkdir(exist_ok=True)
+        train = {"x_train": np.concatenate(TRAIN), "y_train": np.concatenate(CIFAR_LABELS)}
+        np.savez(tmp_path / place / "cifar10.npz", **train, x_test=TEST, y_test=TEST_LABELS)
     else:
         write_cifar10(tmp_path / place, kind.split(",")[0], str if "text" in kind else bytes)
     source = load("cifar10", str(tmp_path), standardize=False)

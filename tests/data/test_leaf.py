@@ -152,11 +152,15 @@ def comment(words: list[str], length: int = 5) -> tuple[list, dict]:
     return cut(words, "<PAD>"), label
 
 
+def write_reddit(folder: Path, **more: tuple[list, list]) -> None:
+    """A user's comment of two sequences, and one to be tested on that has another word."""
+    (x, y), (other, label) = comment(WORDS), comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
+    write(folder / "reddit" / "train" / "a.json", {"12": ([x], [y])} | more)
+    write(folder / "reddit" / "test" / "a.json", {"12": ([other], [label])})
+
+
 def test_reddit(tmp_path: Path) -> None:
-    users = {"12": ([comment(WORDS)[0]], [comment(WORDS)[1]]), "7": ([], [])}
-    write(tmp_path / "reddit" / "train" / "a.json", users)
-    other = comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
-    write(tmp_path / "reddit" / "test" / "a.json", {"12": ([other[0]], [other[1]])})
+    write_reddit(tmp_path, silent=([], []))
     with pytest.warns(JaxpflWarning, match="without examples"):
         source = load("reddit", str(tmp_path))
     # By frequency, then alphabetically, after <PAD> and <UNK>.
@@ -173,7 +177,7 @@ def test_reddit(tmp_path: Path) -> None:
     assert [vocabulary[y] for y in source.y_test] == ["the", "sat", "<EOS>"]
     np.testing.assert_array_equal(source.x_test[2], [0, 3, 2, 1, 8])
     assert source.user_names is not None
-    assert source.user_names.tolist() == ["12"]  # 7 has nothing
+    assert source.user_names.tolist() == ["12"]
 
 
 def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
@@ -229,9 +233,7 @@ def test_shakespeare_with_a_label_at_each_position(tmp_path: Path, in_files: boo
 
 
 def test_reddit_with_a_label_at_each_position(tmp_path: Path) -> None:
-    write(tmp_path / "reddit" / "train" / "a.json", {"12": ([comment(WORDS)[0]], [comment(WORDS)[1]])})
-    other = comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
-    write(tmp_path / "reddit" / "test" / "a.json", {"12": ([other[0]], [other[1]])})
+    write_reddit(tmp_path)
     source = load("reddit", str(tmp_path), task="next-token")
     words = np.array(["<PAD>", "<UNK>", "the", "<BOS>", "<EOS>", "cat", "mat", "on", "sat", "-"])
     assert words[source.x_train].tolist() == [WORDS[:5], [*WORDS[5:], "<PAD>", "<PAD>"]]
@@ -252,13 +254,12 @@ def test_one_long_sequence_does_not_make_all_windows_as_long(tmp_path: Path, mon
 NATURAL_SIZES = (4, 2, 7)
 
 
-def cells(arrays, column=False):
-    found = np.empty(len(arrays), object)
-    found[:] = arrays
-    return found.reshape(-1, 1) if column else found.reshape(1, -1)
-
-
 def write_school(folder, x=None, y=None, **more):
+    def cells(arrays):
+        found = np.empty((1, len(arrays)), object)
+        found[0] = arrays
+        return found
+
     rng = np.random.default_rng(0)
     x = [rng.integers(0, 2, (n, 3)).astype(np.uint8) for n in NATURAL_SIZES] if x is None else x
     y = [rng.integers(1, 71, (n, 1)).astype(np.uint8) for n in NATURAL_SIZES] if y is None else y
@@ -303,14 +304,11 @@ def test_files_of_another_format_are_refused(tmp_path, content, message):
 HEADER = "fips,win_2016,win_2000,dem_2000,rep_2000"
 
 
-def write_counties(folder: Path, *lines: str) -> str:
-    (folder / "elections").mkdir(exist_ok=True)
-    (folder / "elections" / "county_winners_2000_2020.csv").write_text("\n".join(lines) + "\n")
-    return str(folder)
-
-
 def test_reads_winners_by_year(tmp_path: Path):
-    found = load_elections(write_counties(tmp_path, HEADER, "01001,R,D,5,4", "56045,D,D,1,0"))
+    (tmp_path / "elections").mkdir()
+    lines = (HEADER, "01001,R,D,5,4", "56045,D,D,1,0", "")
+    (tmp_path / "elections" / "county_winners_2000_2020.csv").write_text("\n".join(lines))
+    found = load_elections(str(tmp_path))
     assert found.counties.tolist() == ["01001", "56045"]
     assert found.years.tolist() == [2000, 2016]
     np.testing.assert_array_equal(found.republican, [[0, 1], [0, 0]])
@@ -329,11 +327,6 @@ def of(counts: TokenCounts) -> dict[tuple[str, str], int]:
     return {(str(u), str(w)): int(c) for u, w, c in zip(names, words, counts.counts, strict=True)}
 
 
-@pytest.fixture
-def csv(tmp_path: Path) -> TokenCounts:
-    return token_counts.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
-
-
 def test_csv_in_any_order(tmp_path: Path):
     """Users' rows lie anywhere in the file."""
     rng = np.random.default_rng(0)
@@ -346,7 +339,8 @@ def test_csv_in_any_order(tmp_path: Path):
     assert all((np.diff(found.indices[a:b]) > 0).all() for a, b in zip(found.indptr, found.indptr[1:], strict=False))
 
 
-def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCounts):
+def test_the_most_frequent_tokens_and_the_users_that_have_enough(tmp_path: Path):
+    csv = token_counts.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
     top = csv.most_frequent(2)
     assert top.vocabulary.tolist() == ["a", "c"]
     assert of(top) == {(u, t): c for u, t, c in ROWS if t != "b"}
@@ -387,29 +381,19 @@ def test_a_split_draws_tokens_without_replacement():
     assert (np.abs(drawn.mean(axis=0) - 30 * share) < 5 * stddev).all()
 
 
-def reddit(folder: Path, users: dict[str, list[list[str]]]) -> Path:
-    data = {}
-    for user, comments in users.items():
-        x = [[words] for words in comments]
-        y = [{"target_tokens": [[*words[1:], "<PAD>"]], "count_tokens": [[1] * len(words)]} for words in comments]
-        data[user] = {"x": x, "y": y}
-    (folder / "train").mkdir(parents=True)
-    content = {"users": list(users), "num_samples": [len(c) for c in users.values()], "user_data": data}
-    (folder / "train" / "a.json").write_text(json.dumps(content))
-    return folder
+def said(*comments: str) -> tuple[list, list]:
+    """Inputs and labels of a user's comments, each of one sequence."""
+    cut = [comment(["<BOS>", *text.split(), "<EOS>"], length=9) for text in comments]
+    return [x for x, _ in cut], [y for _, y in cut]
 
 
 def test_leaf_reddit(tmp_path: Path):
     """Words count where they are the next one; marks do not."""
-    folder = reddit(
-        tmp_path / "reddit",
-        {"x": [["<BOS>", "the", "cat", "the", "<EOS>"], ["<BOS>", "the", "<EOS>"]], "y": [["<BOS>", "dog", "<EOS>"]]},
-    )
-    made = of(token_counts.read_leaf_counts(folder))
+    write(tmp_path / "train" / "a.json", {"x": said("the cat the", "the"), "y": said("dog")})
+    made = of(token_counts.read_leaf_counts(tmp_path))
     assert made == {("x", "the"): 3, ("x", "cat"): 1, ("y", "dog"): 1}
-    reddit(tmp_path / "more", {"x": [["<BOS>", "the", "cat", "<EOS>"]], "z": [["<BOS>", "the", "<EOS>"]]})
-    (tmp_path / "more" / "train").rename(folder / "test")  # training and test together
-    made = token_counts.read_leaf_counts(folder)
+    write(tmp_path / "test" / "a.json", {"x": said("the cat"), "z": said("the")})  # training and test together
+    made = token_counts.read_leaf_counts(tmp_path)
     assert made.users.tolist() == ["x", "y", "z"]
     assert of(made) == {("x", "the"): 4, ("x", "cat"): 2, ("y", "dog"): 1, ("z", "the"): 1}
     with pytest.raises(JaxpflError, match="no LEAF file"):
@@ -424,15 +408,11 @@ GOOD = {
 }
 
 
-def archive(root: Path, **arrays: np.ndarray) -> str:
-    (root / "irc").mkdir()
-    np.savez(root / "irc" / "ubuntu_irc_user_counts.npz", **arrays)
-    return str(root)
-
-
 def test_irc_archive(tmp_path: Path):
     """The user without tokens is left out."""
-    made = token_counts.load_irc(archive(tmp_path, **GOOD))
+    (tmp_path / "irc").mkdir()
+    np.savez(tmp_path / "irc" / "ubuntu_irc_user_counts.npz", **GOOD)
+    made = token_counts.load_irc(str(tmp_path))
     assert of(made) == {("0", "a"): 4, ("0", "c"): 1, ("2", "b"): 7}
 
 

@@ -39,12 +39,6 @@ from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list:
-    """The examples of every client with k classes, as the partition of that name deals them."""
-    held = deal_classes(np.unique(labels), m, k, rng)
-    return split_by_class(labels, held, rng)
-
-
 def check_hands(held: np.ndarray, num_classes: int, k: int) -> None:
     assert all(len(set(hand)) == k for hand in held.tolist())
     holders = np.bincount(held.ravel(), minlength=num_classes)
@@ -65,9 +59,9 @@ def test_classes_per_client_keeps_its_promises(deal: tuple[int, int, int, int], 
     num_classes, k, m, seed = deal
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.repeat(np.arange(num_classes), 40 + rng.integers(extra + 1, size=num_classes)))
-    parts = classes_per_client(labels, m, k, num_classes, rng)
+    parts = split_by_class(labels, deal_classes(np.unique(labels), m, k, rng), rng)
     assert len(parts) == m
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))  # disjoint, all used
+    check_partition(parts, len(labels))
     check_hands(np.array([np.unique(labels[part]) for part in parts]), num_classes, k)
     for label in range(num_classes):
         shares = np.array([np.sum(labels[part] == label) for part in parts])
@@ -236,11 +230,11 @@ def test_groups_of_users(count: int, g: int, choose: bool, seed: int) -> None:
         np.testing.assert_array_equal(part, np.flatnonzero(np.isin(made, group)))
 
 
-def users_source(**kwargs: object):
+def users_source():
     """Users of 1, 2, ..., 6 examples; in the test set of half as many, so that user 0 has none there."""
     users = np.repeat(np.arange(6), np.arange(1, 7))
     users_test = np.repeat(np.arange(6), np.arange(1, 7) // 2)
-    return source_of(users % 3, users_test % 3, users=users, users_test=users_test, **kwargs)
+    return source_of(users % 3, users_test % 3, users=users, users_test=users_test)
 
 
 def test_clients_are_users_and_are_tested_on_their_own_examples() -> None:

@@ -100,12 +100,10 @@ def test_missing_values_are_those_of_the_training_rows(tmp_path: Path, missing: 
     ],
 )
 def test_what_cannot_be_imputed_is_refused(tmp_path: Path, lines: list[str], words: str) -> None:
-    (tmp_path / "own.csv").write_text("\n".join(["city,size,price", *lines]))
-    options = TableOptions("price", "city", "impute")
+    text = "\n".join(["city,size,price", *lines])
 
     def split(seed: int) -> None:
-        source = load("csv:own.csv", str(tmp_path), task="regression", table=options)
-        federate(source, partition="natural", test_share=0.5, split_seed=seed)
+        federate(loaded(tmp_path, text, missing="impute"), partition="natural", test_share=0.5, split_seed=seed)
 
     with pytest.raises(JaxpflError, match=words):
         list(map(split, range(20)))  # the only value is in a test row for some seed
@@ -123,9 +121,7 @@ def test_what_cannot_be_imputed_is_refused(tmp_path: Path, lines: list[str], wor
 )
 def test_dates_become_days(tmp_path: Path, dates: list[str], days: list[float]) -> None:
     rows = [f"{'xy'[i % 2]},{date},{i}" for i, date in enumerate([*dates, dates[0]])]
-    (tmp_path / "own.csv").write_text("\n".join(["city,day,price", *rows]))
-    options = TableOptions("price", "city", "impute", date=("day",))
-    source = load("csv:own.csv", str(tmp_path), task="regression", table=options)
+    source = loaded(tmp_path, "\n".join(["city,day,price", *rows]), missing="impute", date=("day",))
     federation = federate(source, partition="natural", test_share=0.0)
     assert source.columns is not None
     columns = TableColumns.from_json(json.loads(json.dumps(fills_of(federation, source.columns).to_json())))
@@ -190,13 +186,11 @@ def test_dates_and_persons_that_do_not_fit_are_refused(tmp_path: Path, given, wo
 def test_the_rows_of_a_person_stay_together(tmp_path: Path, per_person: int) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{'xyz'[i % 3]},p{i // 3 // per_person},{rng.normal():.3f},{i}" for i in range(180)]
-    (tmp_path / "own.csv").write_text("\n".join(["city,name,size,price", *rows]))
-    options = TableOptions("price", "city", person="name")
     persons = 180 // 3 // per_person
     with pytest.warns(
         JaxpflWarning, match=f"{persons} of {persons} texts in column 'name' are in several clients, each"
     ):
-        source = load("csv:own.csv", str(tmp_path), task="regression", table=options)
+        source = loaded(tmp_path, "\n".join(["city,name,size,price", *rows]), person="name")
     assert source.columns is not None
     assert source.columns.feature_names == ("size",)
     federation = federate(source, partition="natural", test_share=0.3, validation_share=0.2)

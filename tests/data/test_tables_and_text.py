@@ -73,13 +73,6 @@ def test_words_of_missing_values_and_the_encoding_are_named(tmp_path: Path) -> N
     assert (source.user_names.tolist(), source.class_names.tolist()) == (["Bern", "NA"], ["Nord", "none"])
 
 
-def test_other_data_have_no_columns_and_a_missing_file_is_named(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(JaxpflError, match=r"target applies to csv:FILE, not to digits"):
-        load("digits", table=BY_CITY)
-    with pytest.raises(JaxpflError, match=r"cannot read .*none.csv"):
-        load("csv:none.csv", str(tmp_path), table=BY_CITY)
-
-
 def test_a_path_is_found_in_the_given_folder_then_here_then_in_the_data_folder(tmp_path: Path, monkeypatch) -> None:
     def price(data_dir: str | None = None) -> float:
         return float(load("csv:own.csv", data_dir, task="regression", table=BY_CITY).y_train[0])
