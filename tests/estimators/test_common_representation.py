@@ -74,16 +74,6 @@ def test_a_step_of_em_is_that_of_the_dense_formulas():
     np.testing.assert_allclose(got.noise, np.sum(errors) / y.size, rtol=1e-9)
 
 
-def test_the_likelihood_never_falls():
-    _, x, y, _ = clients(60, 3, 6, 2, noise=0.5)
-    messages = sums(x, y)
-    at, values = start(messages, 2), []
-    for _ in range(60):
-        at = em(at, messages, FLOOR, 1)
-        values.append(float(heads(at, messages).log_evidence.sum()))
-    assert np.diff(values).min() > -1e-8
-
-
 def test_a_step_in_turns():
     _, x, y, _ = clients(30, 4, 5, 2)
     begin = np.linalg.qr(np.random.default_rng(1).normal(size=(5, 2)))[0]

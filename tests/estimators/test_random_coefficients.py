@@ -72,18 +72,6 @@ def test_a_step_is_that_of_the_dense_formulas(n):
     np.testing.assert_allclose(got.noise, np.sum(errors) / y.size, rtol=1e-9)
 
 
-@pytest.mark.parametrize("n", [2, 8])
-def test_the_likelihood_never_falls(n):
-    *_, x, y, _ = clients(25, n, 3)
-    messages = sums(x, y)
-    at, values = start(messages), []
-    for _ in range(60):
-        at = em(at, messages, FLOOR, 1)
-        values.append(float(posteriors(at, messages).log_evidence.sum()))
-    assert np.diff(values).min() > -1e-8
-    assert np.linalg.eigvalsh(at.covariance).min() >= FLOOR * (1 - 1e-6)
-
-
 def test_the_floor_holds_variances_that_would_vanish():
     """Clients that are all alike, without noise."""
     x = np.random.default_rng(0).normal(size=(25, 6, 3))

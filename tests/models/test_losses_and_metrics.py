@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 from sklearn import metrics as sklearn
-from sklearn import metrics as sklearns
 
 from jaxpfl import JaxpflError
 from jaxpfl.engine.scores import HEADLINES
@@ -154,14 +153,14 @@ def test_scores_of_classes_are_scikit_learns(there):
     real, truth = logits[:REAL].astype(np.float64), y[:REAL]
     for scale in (1, 40):  # by 40 the odds are beyond what a probability in single precision tells apart
         odds = [scale * real[:, k] - logsumexp(scale * np.delete(real, k, axis=1), axis=1) for k in range(there)]
-        want = np.mean([sklearns.roc_auc_score(truth == k, odds[k]) for k in range(there)])
+        want = np.mean([sklearn.roc_auc_score(truth == k, odds[k]) for k in range(there)])
         found = value("auc", "classification", np.float32(scale) * logits, y)
         assert found == pytest.approx(want, abs=1e-6)
         rounded = [jax.nn.softmax(np.float32(scale) * logits[:REAL])[:, k] for k in range(there)]
-        by_share = np.mean([sklearns.roc_auc_score(truth == k, rounded[k]) for k in range(there)])
+        by_share = np.mean([sklearn.roc_auc_score(truth == k, rounded[k]) for k in range(there)])
         assert (abs(by_share - want) > 1e-3) == (scale == 40)
     guess = real.argmax(axis=1)
-    want = sklearns.recall_score(truth, guess, labels=np.arange(there), average="macro")
+    want = sklearn.recall_score(truth, guess, labels=np.arange(there), average="macro")
     assert value("balanced_accuracy", "classification", logits, y) == pytest.approx(want, abs=1e-6)
 
 
@@ -172,14 +171,14 @@ def test_scores_of_one_logit_are_those_of_two_classes():
     truth, guess = y[:REAL], logit[:REAL, 0] > 0
     for kind in ("binary", "ranking"):
         got = value("macro_f1", kind, logit, y), value("balanced_accuracy", kind, logit, y)
-        want = sklearns.f1_score(truth, guess, average="macro"), sklearns.balanced_accuracy_score(truth, guess)
+        want = sklearn.f1_score(truth, guess, average="macro"), sklearn.balanced_accuracy_score(truth, guess)
         assert got == pytest.approx(want, abs=1e-6)
 
 
 def test_the_auc_of_labels_leaves_out_those_of_one_value():
     logits, y = RNG.normal(size=(N, 3)).astype(np.float32), (RNG.random((N, 3)) < 0.4).astype(np.int32)
     y[:, 1] = 1
-    want = np.mean([sklearns.roc_auc_score(y[:REAL, k], logits[:REAL, k]) for k in (0, 2)])
+    want = np.mean([sklearn.roc_auc_score(y[:REAL, k], logits[:REAL, k]) for k in (0, 2)])
     assert value("auc", "multilabel", logits, y) == pytest.approx(want, abs=1e-6)
 
 

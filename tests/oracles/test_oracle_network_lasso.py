@@ -165,22 +165,6 @@ def personal_models(made, state):
 
 
 @pytest.mark.slow
-def test_duplicate_clients_are_one():
-    """The same examples under two ids: the same z, fused however weak the pull."""
-    pair, other = oracle.train_data()[:2]
-    problem, graph = (
-        oracle.stack([pair, pair, other], [pair, pair, other], (3, 11, 0)),
-        graphs.from_edges([(0, 1), (1, 2)], 3),
-    )
-    end = oracle.run_method(
-        "network-lasso", SGD | {"lam": 1e-4}, rounds=3, problem=problem, choices={"graph": graph}, **EXACT
-    )
-    z = end.states[-1].server.z
-    np.testing.assert_allclose(z[0], z[1], atol=1e-9)
-    np.testing.assert_array_equal(end.simulation.clusters(end.state), [[0, 0, 1]])
-
-
-@pytest.mark.slow
 def test_newcomers_are_sent_the_mean():
     unseen = oracle.classification_problem(*NEWCOMERS)
     made = all_personal(0.05, engine={"unseen": unseen, "adapt_rounds": 2})

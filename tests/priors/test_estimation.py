@@ -29,7 +29,6 @@ def tree(a):
 
 start = jax.jit(gaussian_mixture.start, static_argnums=(0, 3))
 em = jax.jit(gaussian_mixture.em, static_argnums=(3, 4))
-log_likelihood = jax.jit(gaussian_mixture.log_likelihood)
 PRIORS = {"gaussian": gaussian.prior(floor=1e-3), "laplace": laplace.prior(floor=1e-3)}
 
 
@@ -150,25 +149,11 @@ def clusters(m: int, d: int, gap: float) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("floor", [1e-6, 0.5], ids=["low floor", "floor in force"])
-def test_em_never_lowers_the_likelihood(floor):
-    thetas = jnp.asarray(clusters(60, 2, 1.0)[0])
-    valid = jnp.arange(60) % 7 != 3
-    gamma = start(3, thetas, valid, floor)
-    values = []
-    for _ in range(60):
-        values.append(float(log_likelihood(gamma, thetas, valid)))
-        gamma = em(gamma, thetas, valid, floor, 1)
-        assert float(gamma.s2.min()) >= floor
-        assert float(gamma.p.sum()) == pytest.approx(1)
-    assert np.diff(values).min() > -1e-9
-    assert values[-1] > values[0] + 1
-
-
-@pytest.mark.usefixtures("x64")
-def test_em_step_is_the_textbooks():
-    thetas = clusters(12, 2, 0.5)[0]
-    gamma = start(3, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6)
-    got = em(gamma, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6, 1)
+def test_em_step_is_the_textbooks(floor):
+    thetas, valid = clusters(14, 2, 0.5)[0], np.arange(14) % 7 != 3
+    gamma = start(3, jnp.asarray(thetas), jnp.asarray(valid), floor)
+    got = em(gamma, jnp.asarray(thetas), jnp.asarray(valid), floor, 1)
+    thetas = thetas[valid]
     p, mu, s2 = map(np.asarray, gamma)
     squares = ((thetas[:, None] - mu) ** 2).sum(-1)
     r = p * (2 * np.pi * s2) ** -1.0 * np.exp(-squares / (2 * s2))  # d = 2
@@ -177,7 +162,9 @@ def test_em_step_is_the_textbooks():
     np.testing.assert_allclose(got.p, r.mean(0), rtol=1e-10)
     np.testing.assert_allclose(got.mu, new, rtol=1e-10)
     squares = ((thetas[:, None] - new) ** 2).sum(-1)
-    np.testing.assert_allclose(got.s2, (r * squares).sum(0) / r.sum(0) / 2, rtol=1e-10)
+    variances = (r * squares).sum(0) / r.sum(0) / 2
+    np.testing.assert_allclose(got.s2, np.maximum(variances, floor), rtol=1e-10)
+    assert (variances < floor).any() == (floor == 0.5)
 
 
 @pytest.mark.usefixtures("x64")
