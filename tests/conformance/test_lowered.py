@@ -83,19 +83,6 @@ def test_a_device_makes_no_copy_of_whole_clients_data(skewed, name):
     assert max(largest.values()) <= rows < max(SIZES)
 
 
-def test_the_whole_cohort_is_one_product_there_and_not_here(skewed):
-    def batches(platform):
-        program = simulate("fedavg", skewed, clients="auto").program(platform)
-        products = [eqn for eqn in operations(program.jaxpr) if eqn.primitive.name == "dot_general"]
-        return {eqn.params["dimension_numbers"][1][0] for eqn in products}, {
-            eqn.invars[0].aval.shape[0] for eqn in products if eqn.params["dimension_numbers"][1][0]
-        }
-
-    axes, sizes = batches("cuda")
-    assert axes == {(0,)}
-    assert sizes == {COHORT}
-
-
 def test_a_program_is_traced_under_the_plan_and_precision_of_the_platform(skewed):
     found = {}
     for platform in ("cpu", "tpu"):

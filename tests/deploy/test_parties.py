@@ -108,7 +108,6 @@ def test_methods_of_each_kind_give_the_simulation(method):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "fedbuff"}, "fedbuff cannot be deployed: its rounds are asynchronous"),
         ({"aggregate": "median"}, "its server needs single uploads"),
         ({"dropout": 0.2}, "leave out dropout = 0.2"),
         (

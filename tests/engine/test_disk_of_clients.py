@@ -56,7 +56,6 @@ def assert_holds(disk: Disk, wanted: list[np.ndarray]) -> None:
 
 def test_a_kill_leads_back_to_the_last_checkpoint_or_the_one_before(tmp_path: Path) -> None:
     disk = begun(tmp_path / "s")
-    zero = content(disk)
     write(disk, 1, 0, 0, 2)
     one = checkpoint(disk, 5)
     write(disk, 2, 0, 2, 3)
@@ -79,7 +78,6 @@ def test_a_kill_leads_back_to_the_last_checkpoint_or_the_one_before(tmp_path: Pa
     assert_holds(other, one)
     with pytest.raises(JaxpflError, match="cannot go back to round 0: delete this folder and the checkpoints"):
         other.recover(0)
-    del zero
 
 
 def test_without_a_checkpoint_it_begins_anew(tmp_path: Path) -> None:

@@ -207,17 +207,6 @@ second_moment = jax.jit(histogram_clusters.second_moment)
 directions = jax.jit(histogram_clusters.directions, static_argnums=2)
 
 
-def test_only_k_minus_1_directions_inform():
-    """Two clusters: the second eigenvalue of M is the noise's, the first several times that."""
-    counts, *_ = _equal_sizes()
-    users = users_of(counts, 128)
-    mean = histogram.floored(histogram.mean(users), 1e-6)
-    values = directions(second_moment(users, mean, np.arange(50)), np.arange(50), 3)
-    first, second, third = np.asarray(values.values)
-    assert first > 3 * second
-    assert second < 1.5 * third
-
-
 @pytest.mark.parametrize(
     ("indptr", "counts", "block", "message"),
     [

@@ -48,8 +48,6 @@ def test_the_layout_is_along_the_largest_dimension_that_divides():
     shapes = {"a": jax.ShapeDtypeStruct((6, 7), "float32"), "b": jax.ShapeDtypeStruct((5,), "float32")}
     assert bytes_of_part(shapes, 2) == 4 * (21 + 5)
     assert bytes_of_part(shapes, 3) == 4 * (14 + 5)
-    with pytest.raises(JaxpflError, match=r"plan.model_shards = 4: no array of the model has a dimension divisible"):
-        bytes_of_part(shapes, 4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every penalty is minus a log density: against scipy, by quadrature to one, and its samples against that density."""
+"""Every penalty is minus a log density: against scipy, and its samples against that density."""
 
 import jax
 import jax.numpy as jnp
@@ -78,15 +78,6 @@ def test_a_tree_is_the_vector_of_its_entries(name):
     assert float(got) == pytest.approx(float(penalty(gamma, theta)), rel=1e-12)
     drawn = jax.eval_shape(prior.sample, jax.random.key(0), gamma._replace(mu=as_tree(gamma.mu)))
     assert jax.tree.map(jnp.shape, drawn) == {"w": (2, 3), "b": ()}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_density_integrates_to_one(name):
-    prior, gamma, _ = cases(2)[name]
-    grid, step = np.linspace(-10, 10, 2001, retstep=True)
-    points = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
-    densities = jax.jit(jax.vmap(lambda theta: jnp.exp(-prior.penalty(gamma, theta))))(jnp.asarray(points))
-    assert float(densities.sum() * step**2) == pytest.approx(1, abs=2e-4)  # the rule's own error at Laplace's kink
 
 
 @pytest.mark.parametrize("name", NAMES)
