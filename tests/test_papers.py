@@ -36,7 +36,7 @@ def rows() -> list[Row]:
     found = []
     for section in re.split(r"^## ", PAGE, flags=re.M)[1:]:
         paper = section.splitlines()[0]
-        for line in re.findall(r"^\| (?!in print)(.*)\|$", section, re.M):
+        for line in re.findall(r"^\| (?!in the paper)(.*)\|$", section, re.M):
             item, names, command, test, _ = (cell.strip() for cell in line.split("|"))
             found.append(Row(f"{paper}, {item}", names.strip("`").split("`, `"), command.strip("`"), test.strip("`")))
     return found
