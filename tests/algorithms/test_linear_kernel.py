@@ -104,17 +104,12 @@ def federation():
     ("method", "parts"),
     [
         ("fedavg", {"stragglers": 0.5}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("fedavg", {"clients": "map"}),
-                ("fedavg", {"clients": "2", "clients_in": "host"}),
-                ("fedprox", {"seeds": 2, "cohort": 3}),
-                ("ditto", {"local_epochs": 1, "runs": "vmap", "seeds": 2}),
-                ("fedavg-ft", {"draw": "replacement", "lr_schedule": "cosine"}),
-                ("ifca", {"label_smoothing": 0.0}),
-            ]
-        ),
+        ("fedavg", {"clients": "map"}),
+        ("fedavg", {"clients": "2", "clients_in": "host"}),
+        ("fedprox", {"seeds": 2, "cohort": 3}),
+        ("ditto", {"local_epochs": 1, "runs": "vmap", "seeds": 2}),
+        ("fedavg-ft", {"draw": "replacement", "lr_schedule": "cosine"}),
+        ("ifca", {"label_smoothing": 0.0}),
     ],
 )
 def test_a_run_has_the_numbers_of_the_plain_form(federation, method, parts):

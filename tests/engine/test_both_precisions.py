@@ -22,7 +22,6 @@ from jaxpfl.privacy import noise
 
 SIZES = np.array([3, 17, 40])
 KEY = jax.random.key(5)
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def in_both(function):
@@ -33,7 +32,7 @@ def in_both(function):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", ["epoch", slow("step"), slow("replacement")])
+@pytest.mark.parametrize("draw", ["epoch", "step", "replacement"])
 def test_batches_are_the_same(draw):
     plan = plan_batches(SIZES, 6, 4, draw)
     drawn = jax.jit(jax.vmap(partial(draw_batches, plan), in_axes=(None, 0, 0)))
@@ -43,7 +42,7 @@ def test_batches_are_the_same(draw):
     assert len(np.unique(single[0])) > 5
 
 
-@pytest.mark.parametrize("kind", [slow("uniform"), "poisson"])
+@pytest.mark.parametrize("kind", [pytest.param("uniform", marks=pytest.mark.slow), "poisson"])
 def test_cohorts_and_failures_are_the_same(kind):
     sampling = participation.of(40, 10, kind)
     fails = Availability(dropout=0.3, stragglers=0.5)

@@ -144,15 +144,8 @@ def test_the_grid_finds_a_narrow_population(m: int, n: int, p: float):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("m", "n", "st", "least"),
-    [
-        (5, 5, 0.45, 0.945),
-        pytest.param(2, 5, 0.45, 0.935, marks=pytest.mark.slow),
-        pytest.param(5, 2, 0.45, 0.94, marks=pytest.mark.slow),
-    ],
-)
-def test_coverage_of_means_of_unequal_sizes(m: int, n: int, st: float, least: float):
+@pytest.mark.parametrize(("m", "n", "least"), [(5, 5, 0.945), (2, 5, 0.935), (5, 2, 0.94)])
+def test_coverage_of_means_of_unequal_sizes(m: int, n: int, least: float):
     """95 % asked, one client with a sample fewer, all variances learned; measured 95.4, 96.2, 96.0, 94.6 and 96.1 %,
     where known variances gave 84 to 90 %. 2000 files: 5 standard errors, false alarm below 1e-6. In the files whose
     moments say st2 = 0 (a quarter for m = 5) it was 71 %."""
@@ -162,7 +155,7 @@ def test_coverage_of_means_of_unequal_sizes(m: int, n: int, st: float, least: fl
 
     def study(key):
         of_theta, of_x = jax.random.split(key)
-        theta = 3 + st * jax.random.normal(of_theta, (m, 1))
+        theta = 3 + 0.45 * jax.random.normal(of_theta, (m, 1))
         data = base.Samples(theta[:, None] + jax.random.normal(of_x, (m, n, 1)), mask)
         told = base.estimate(gaussian.personalized(), key, data).shared
         own = jax.vmap(lambda samples: samples.mean)(data)
@@ -172,8 +165,7 @@ def test_coverage_of_means_of_unequal_sizes(m: int, n: int, st: float, least: fl
     keys = jax.random.split(jax.random.key(0), 2000)
     hits, alike = map(np.asarray, jax.jit(lambda keys: jax.lax.map(study, keys, batch_size=200))(keys))
     assert hits.mean() > least
-    if m <= 10:
-        assert hits[alike].mean() > 0.92
+    assert hits[alike].mean() > 0.92
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def log_likelihood(bounded: bool, z: np.ndarray, n: np.ndarray, x: np.ndarray, a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bounded", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("bounded", [True, False])
 def test_the_fit_is_the_likeliest(bounded: bool):
     z, n, x = data(bounded)
     found = (ebbinomial_regression if bounded else ebpoisson_regression)(z, n, x)

@@ -129,11 +129,10 @@ TASKS = {
     "half precision": (lambda: in_bfloat16(task_of(build_model("mlp:6", CLASSES, INPUTS))), 6),
     "exchanged layers": (exchanged, 84),
 }
-QUICK = ("mlp", "a call of a program")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in TASKS])
+@pytest.mark.parametrize("name", TASKS)
 def test_the_head_of_the_features_is_the_model(name):
     task, width = TASKS[name][0](), TASKS[name][1]
     made = halves("it", task)

@@ -36,13 +36,8 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     ("change", "more"),
     [
         ({"bits": 2, "epsilon": 3.0}, {"quantized", "private"}),
-        *(
-            pytest.param(change, more, marks=pytest.mark.slow)
-            for change, more in (
-                ({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}),
-                ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
-            )
-        ),
+        ({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}),
+        ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
         ({"dim": 3, "epsilon": 8.0, "clients": 12, "repetitions": 800}, {"private"}),
     ],
 )
