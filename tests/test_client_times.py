@@ -144,5 +144,5 @@ def test_the_command_line_tells_time_to_a_score(federation, tmp_path, capsys):
 
 
 def test_a_time_to_a_score_needs_a_time_model():
-    with pytest.raises(JaxpflError, match=r"time_to = 0.8 needs time_model, which simulates the seconds of a round"):
+    with pytest.raises(JaxpflError, match=r"time_to = 0.8 requires time_model, which simulates the seconds of a round"):
         resolve_config(RunConfig(time_to=0.8))

@@ -146,7 +146,7 @@ def test_a_builders_option_without_a_default_must_be_given(federation):
         return METHODS["fedavg"].build(task, work)
 
     method = Method("shifted", shifted, AveragingHyper())
-    with pytest.raises(JaxpflError, match="shifted needs its option shift, which has no default"):
+    with pytest.raises(JaxpflError, match="shifted requires the option shift: options="):
         fit(federation, method)
 
 

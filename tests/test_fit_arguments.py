@@ -74,7 +74,7 @@ WRONG = [
     ("server_optimizer", None, "server_optimizer must be a name"),
     ("participation", 3, "participation must be a name, got 3"),
     ("weighting", True, "weighting must be a name, got True"),
-    ("privacy", PrivacyConfig(), "privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy"),
+    ("privacy", PrivacyConfig(), "privacy requires epsilon or noise_multiplier; use None for no privacy"),
     ("privacy", 8.0, "privacy must be a jaxpfl.privacy.Mechanism or PrivacyConfig, got 8.0"),
     ("compress", 4, "compress must be a name with arguments or a Compressor, got 4"),
     ("unseen", 3, "unseen must be a Federation"),

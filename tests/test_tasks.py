@@ -463,7 +463,7 @@ def test_options_of_classes_are_refused(method, options, message):
             {"model": Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))},
             "at each position",
         ),
-        ({}, {"augment": "mixup"}, "augment = mixup needs numeric inputs"),
+        ({}, {"augment": "mixup"}, "augment = mixup requires numeric inputs"),
         ({}, {"attack": "label-flip", "attackers": 0.5}, "flips class labels, but the task is 'next-token'"),
     ],
 )

@@ -153,7 +153,7 @@ def adaped_plus(
         raise unknown_name("adaped-plus.start", start, STARTS)
     if not keep and (start != "mu" or idle_rounds):
         given = f"idle_rounds={idle_rounds}" if idle_rounds else f"start={start}"
-        raise JaxpflError(f"adaped-plus.{given} needs keep=True, with which clients keep their model theta")
+        raise JaxpflError(f"adaped-plus.{given} requires keep=True, with which clients keep their model theta")
     plus = _Plus(Distilled(task, task, work, gate, _normalized if normalize else None), fine_tune_steps, own_psi)
     client = _keeping(plus, at_first=start == "mu", idles=idle_rounds > 0) if keep else _tuned(plus)
     algorithm = Algorithm((client,), shared_server(task), work.steps, idle_cap=idle_rounds)

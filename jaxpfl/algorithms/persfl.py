@@ -193,7 +193,7 @@ def _two_stages(
     if stored < 0 or stored == 1:
         raise JaxpflError(f"{method}.stored must be 0 or >= 2, got {stored}")
     if stored and teacher == "last":
-        raise JaxpflError(f"{method}.stored needs teacher = best: with teacher = last, the stored models are not used")
+        raise JaxpflError(f"{method}.stored requires teacher = best: teacher = last does not use the stored models")
     if not task.has_classes:
         if tuple(temperatures) not in (TEMPERATURES, (1.0,)):
             raise JaxpflError(f"{method}.temperatures applies to classification tasks only, got {task.kind}")

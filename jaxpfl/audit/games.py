@@ -222,7 +222,7 @@ def play(
       progress: function that is called with a text that states the number of finished worlds.
 
     Raises:
-      JaxpflError: if the run cannot be accounted, and as in `epsilon_lower_bound`.
+      JaxpflError: if the run cannot be accounted for, or under the conditions of `epsilon_lower_bound`.
     """
     canaries = _canaries(subject, 1, even=True)
     simulation, upload = _simulation(subject, canaries)
@@ -265,7 +265,8 @@ def one_run(
       runs: number of independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted.
+      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted
+        for.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)

@@ -44,8 +44,7 @@ class _Claim:
     """Relation between neighbouring data sets: one user is added or removed, or one user's data are replaced; unless
     given, the first if the sampling allows it, else the second."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
-    """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023 as printed, which is not a valid
-    bound)."""
+    """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023, which is not a valid bound)."""
 
 
 _Shared = Annotated[_Claim, arg(name="")]
@@ -129,7 +128,7 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:
-            raise JaxpflError("--cohort needs --clients, the number of all clients")
+            raise JaxpflError("--cohort requires --clients, the number of all clients")
         if rate is not None or cap is not None:
             raise JaxpflError("--cohort draws a fixed number of clients: leave out --sampling-rate and --cap")
         sampling = FixedSize(clients, cohort)

@@ -331,7 +331,7 @@ def _start(settings: RunConfig, session: Session) -> None:
 
     if session.distributed is None:
         if (session.processes, session.process, session.distributed_token) != (None, None, None):
-            raise JaxpflError("--processes, --process and --distributed-token need --distributed HOST:PORT")
+            raise JaxpflError("--processes, --process and --distributed-token require --distributed HOST:PORT")
         use_cpu_cores()
         compile_cache.enable()
         return
@@ -453,7 +453,7 @@ def _convert_data(settings: DataConfig, output: Path | None, as_json: bool) -> N
     from jaxpfl.support.host_memory import readable
 
     if output is None:
-        raise JaxpflError("jaxpfl data convert needs --output, the folder to create")
+        raise JaxpflError("jaxpfl data convert requires --output, the folder to create")
     folder = output.absolute()
     federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
     splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}

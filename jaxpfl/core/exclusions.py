@@ -9,12 +9,12 @@ from jaxpfl.support.errors import JaxpflError
 
 EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("privacy", "weighting = examples"): (
-        "a weighted mean cannot be accounted: weights such as example counts are unbounded private data that enter "
-        "the sensitivity; give every client the same weight"
+        "a weighted mean cannot be accounted for: weights such as example counts are unbounded private data that "
+        "enter the sensitivity; give every client the same weight"
     ),
     ("privacy", "participation = replacement"): (
-        "sampling clients with replacement cannot be accounted: one user may be in a cohort several times; sample by "
-        "poisson, or uniformly without replacement"
+        "sampling clients with replacement cannot be accounted for: one user may be in a cohort several times; sample "
+        "by poisson, or uniformly without replacement"
     ),
     ("privacy", "fednova"): "fednova uploads each client's number of steps, which privacy would distort: leave one out",
     ("privacy", "aggregate"): (
@@ -38,8 +38,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
     ),
     ("client-side noise", "participation = poisson"): (
-        "noise that the clients add cannot be accounted with poisson participation: the cohort would determine the "
-        "amount of noise; use full or fixed-size cohorts, or central noise"
+        "noise that the clients add cannot be accounted for with poisson participation: the cohort would determine "
+        "the amount of noise; use full or fixed-size cohorts, or central noise"
     ),
     ("client-side noise", "participation = cyclic"): (
         "noise that the clients add is not accounted with cyclic participation: use full or fixed-size cohorts, or "
@@ -49,7 +49,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "banded noise requires noise_seed = run: the state after a round contains the noise of earlier rounds"
     ),
     ("noise = banded", "participation other than cyclic"): (
-        "banded noise needs participation = cyclic: its bound requires as many rounds as bands from one turn of a "
+        "banded noise requires participation = cyclic: its bound requires as many rounds as bands from one turn of a "
         "client to the next"
     ),
     ("noise = banded", "quantile, several releases in a round"): (

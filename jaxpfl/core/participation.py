@@ -354,7 +354,7 @@ class Availability:
         if self.time_model is not None:
             resolve_time_model(self.time_model)
         if self.same_stragglers and _never(self.stragglers):
-            raise JaxpflError("same_stragglers needs stragglers > 0")
+            raise JaxpflError("same_stragglers requires stragglers > 0")
         values = [np.size(rate) for rate in (self.dropout, self.stragglers) if np.ndim(rate)]
         if len(set(values)) > 1:
             raise JaxpflError(

@@ -69,7 +69,7 @@ def stack_clients(
     ids = _check_ids(client_ids, m)
     names = None if client_names is None else Names(map(str, client_names))
     if names is not None and len(names) != m:
-        raise JaxpflError(f"client_names must be {m} texts, got {len(names)}")
+        raise JaxpflError(f"client_names must be {m} strings, got {len(names)}")
     who = labels(ids, names)
     parts: dict[str, list[Examples]] = {}
     for split, own in (("train", train), ("validation", validation), ("test", test)):

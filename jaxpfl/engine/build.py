@@ -201,7 +201,7 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
             "increase validation_share"
         )
     if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
-        raise JaxpflError(f"patience = {patience} needs validation labels, but all of them are -1 (no label)")
+        raise JaxpflError(f"patience = {patience} requires validation labels, but all of them are -1 (no label)")
 
 
 def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
@@ -375,8 +375,8 @@ class Assembled:
         The entry of a run without noise is None. The result is None if the runs are not private.
 
         Raises:
-          JaxpflError: if a run cannot be accounted, or if a setting of the mechanism is a list whose length is not the
-            number of runs.
+          JaxpflError: if a run cannot be accounted for, or if a setting of the mechanism is a list whose length is not
+            the number of runs.
         """
         mechanism = self.mechanism
         if mechanism is None:
@@ -547,7 +547,7 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     known = method.options
     for name in known.keys() - options.keys():
         if known[name] is inspect.Parameter.empty:
-            raise JaxpflError(f"{method.name} needs its option {name}, which has no default: options={{{name!r}: ...}}")
+            raise JaxpflError(f"{method.name} requires the option {name}: options={{{name!r}: ...}}")
     for name, value in options.items():
         if name not in known:
             raise unknown_name(f"option of {method.name}", name, known)

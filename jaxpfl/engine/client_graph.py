@@ -85,7 +85,7 @@ def _input_vectors(space: str, federation: Federation) -> Array:
     """Array that represents each client's inputs in the space "data" or "features", [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
-        raise JaxpflError(f"graph = {space} needs inputs that are one array of real numbers: use graph = models")
+        raise JaxpflError(f"graph = {space} requires inputs that are one array of real numbers: use graph = models")
     (leaf,) = jax.tree.leaves(x)
     x = leaf.reshape(len(y), -1)
     whole = np.isfinite(x).all(axis=1)  # one broken example must not make all distances NaN

@@ -73,7 +73,8 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
     assert asked is not None
     if not (participation.fixed_size or participation.everyone):
         raise JaxpflError(
-            f"asynchronous rounds need cohorts of a fixed size, got participation = {participation.name}: use uniform"
+            "asynchronous rounds require cohorts of a fixed size, got "
+            f"participation = {participation.name}: use uniform"
         )
     for what, has in (
         ("a single group of clients", len(algorithm.clients) > 1),
@@ -82,7 +83,7 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
         ("a method that is not private", algorithm.noise is not None),
     ):
         if has:
-            raise JaxpflError(f"asynchronous rounds (in_flight = {asked}) need {what}")
+            raise JaxpflError(f"asynchronous rounds (in_flight = {asked}) require {what}")
     if asked == 0:
         return min(2 * cohort, clients)
     if not cohort <= asked <= clients:
@@ -106,7 +107,7 @@ def check(message: Message, up: int) -> None:
         raise JaxpflError("asynchronous rounds (in_flight) send only a shared message: Message.per_client must be None")
     if up != (down := trees.num_bytes(message.shared)):
         raise JaxpflError(
-            f"asynchronous rounds (in_flight) need uploads as large as Message.shared ({down} bytes), got {up}"
+            f"asynchronous rounds (in_flight) require uploads as large as Message.shared ({down} bytes), got {up}"
         )
 
 

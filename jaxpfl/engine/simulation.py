@@ -148,7 +148,7 @@ class Simulation:
             self._share_bytes = bytes_of_part(shapes, self.plan.model_shards)
         apply = task.model.apply
         if self.plan.precision == "bfloat16" and not isinstance(apply, Half):
-            raise JaxpflError("plan.precision = bfloat16 needs a bfloat16 model: use jaxpfl.models.in_bfloat16(task)")
+            raise JaxpflError("precision = bfloat16 requires a bfloat16 model: use jaxpfl.models.in_bfloat16(task)")
         self._layers = isinstance(apply.plain if isinstance(apply, Half) else apply, Exchanged)
         self._linear = linear_kernel.is_linear(task)
         execution = self._resolve(of_rounds, participation.capacity)

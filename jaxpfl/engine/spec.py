@@ -278,7 +278,7 @@ class RunSpec(Settings):
     """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. They apply to
     the clients' uploads, or to the gradients of single examples if a PrivacyConfig has unit = example. `Fit.statement`
     returns the privacy guarantee. Clients with private uploads all have the same weight. A run that cannot be accounted
-    is refused."""
+    for is refused."""
     plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
     """Choices of speed and memory."""
 
@@ -306,9 +306,9 @@ class RunSpec(Settings):
         if self.attack is not None:
             robust.attack_of(self.attack)
             if not self.attackers:
-                raise JaxpflError(f"attack = {self.attack} needs attackers > 0, the share of the clients that attack")
+                raise JaxpflError(f"attack = {self.attack} requires attackers > 0, the share of clients that attack")
         elif self.attackers:
-            raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(robust.ATTACKS)}")
+            raise JaxpflError(f"attackers = {self.attackers:g} requires an attack: {', '.join(robust.ATTACKS)}")
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, but there is only one: set eval_every")
         if self.metrics is not None:
@@ -321,7 +321,7 @@ class RunSpec(Settings):
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
             if not self.privacy.on:  # a PrivacyConfig without noise is an oversight; None means no privacy
-                raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy")
+                raise JaxpflError("privacy requires epsilon or noise_multiplier; use None for no privacy")
 
     def _check_exclusions(self) -> None:
         private, replaced = self.privacy, self.participation in ("replacement", "with-replacement")

@@ -222,8 +222,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Create Theorem 4's private estimator as printed: Theorem 3's weight is computed from other clients' private
-    messages.
+    """Create the private estimator of Theorem 4, with Theorem 3's weight computed from other clients' private messages.
 
     This estimator is for comparison only. The variance of the messages is never below mu (1 - mu). The weight is
     therefore never below 1, and the estimate is never better than the client's own share.

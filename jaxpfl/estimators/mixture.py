@@ -151,7 +151,7 @@ def fit(
 def alternating(
     components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
 ) -> Estimator:
-    """Create the estimator of Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
+    """Create the estimator of the paper's Algorithm 3, for several rounds (``base.estimate(..., rounds=T)``).
 
     In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
     the messages anew in every round, by k-means. Every round releases one message per client.

@@ -59,7 +59,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     """Choose the relation for accounting a noise mechanism with a sampling scheme: ``asked``, or the default.
 
     Raises:
-      JaxpflError: if the combination cannot be accounted at all, or cannot be accounted under ``asked``.
+      JaxpflError: if no accountant supports the combination, at all or under ``asked``.
     """
     by_clients = not isinstance(noise, CentralNoise)
     bands = noise.bands if isinstance(noise, CentralNoise) else 1
@@ -244,7 +244,7 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
 
 
 Accountant: TypeAlias = Literal["pld", "rdp", "paper"]
-"""Method of accounting: privacy loss distributions (tight; the default), Renyi DP, or Theorem 5 as printed (`CAVEAT`).
+"""Method of accounting: privacy loss distributions (tight; the default), Renyi DP, or the paper's Theorem 5 (`CAVEAT`).
 """
 
 

@@ -80,8 +80,8 @@ def plan_of(
         not amplify privacy.
 
     Raises:
-      JaxpflError: for several noise multipliers or clipping norms, for a combination that cannot be accounted, and for
-        noise in every step without ``steps`` or ``scales``.
+      JaxpflError: for several noise multipliers or clipping norms, for a combination that cannot be accounted for, and
+        for noise in every step without ``steps`` or ``scales``.
     """
     exclusions.check(
         {
@@ -111,7 +111,7 @@ def plan_of(
         assert step is not None
         if steps is None or scales is None:
             missing = "steps" if steps is None else "scales"
-            raise JaxpflError(f"noise in every step cannot be accounted without {missing}")
+            raise JaxpflError(f"noise in every step cannot be accounted for without {missing}")
         apart = 0 if step.joint else scales
         clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
         stddevs = (step.stddev, *[step.scale_stddev] * apart)
@@ -167,8 +167,8 @@ def sampling_of(participation: Participation) -> Sampling:
         return FixedSize(num_clients, participation.capacity)
     if participation.rate is None:
         raise JaxpflError(
-            f"participation {participation.name} cannot be accounted: it sets neither rate (independent draws) nor "
-            "fixed_size (uniform draws without replacement)"
+            f"participation {participation.name} cannot be accounted for: it sets neither rate (independent draws) "
+            "nor fixed_size (uniform draws without replacement)"
         )
     cap = participation.capacity if participation.capacity < num_clients else None
     return Poisson(participation.rate, num_clients, cap)

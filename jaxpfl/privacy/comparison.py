@@ -26,8 +26,8 @@ def theorem5_beside_sound(
     """Compute Theorem 5's epsilon for DP-AdaPeD, and sound epsilons for noise with the same variance.
 
     The sound epsilons cover two kinds of noise. ``end_of_round``: local steps have no noise, and N(0, K tau sigma^2)
-    is added to the sum at the end. ``per_step``: noise is added as printed in the paper; if psi is uploaded, a
-    client is protected only by its own noise (`PerStepNoise`).
+    is added to the sum at the end. ``per_step``: noise is added as in the paper; if psi is uploaded, a client is
+    protected only by its own noise (`PerStepNoise`).
 
     For each kind of noise, there are two epsilons, one for each neighbouring relation:
 

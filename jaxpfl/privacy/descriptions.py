@@ -160,7 +160,7 @@ class DistributedNoise:
 
 @dataclass(frozen=True)
 class PerStepNoise:
-    r"""Noise of DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
+    r"""Noise of the paper's DP-AdaPeD: in every local step each client clips its gradients and adds noise to them.
 
     With clipping norm C and noise of standard deviation s, the tau steps of one client are tau adaptive Gaussian
     releases, for any post-processing:

@@ -2,7 +2,7 @@ r"""Guarded examples: training data from which a method obtains noisy clipped gr
 
 Under example-level privacy a client's functions receive a `GuardedData` instead of their examples. The number of
 examples is public. Only `GuardedBatch.gradient` reads the examples, and a `Ledger` records every gradient, so that the
-run can be accounted. Any other access to an example (a pass over all examples, class counts, a loss, a teacher's
+run can be accounted for. Any other access to an example (a pass over all examples, class counts, a loss, a teacher's
 prediction) raises an error while the method is traced. Therefore every use of an example is accounted for, even in a
 method that a user has written.
 

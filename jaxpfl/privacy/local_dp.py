@@ -53,7 +53,7 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
 
 
 def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float:
-    r"""Classical calibration for a message in [-b, b], as printed in the paper, for comparison:
+    r"""Classical calibration for a message in [-b, b], as in the paper, for comparison:
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 

@@ -128,7 +128,7 @@ def _released(key: Key, gradient: PyTree, limit: float, stddev: float, protects:
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
             # Rounding to a dtype of few bits could remove a client's share of the noise.
-            raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: use central noise")
+            raise JaxpflError(f"noise = per_step requires a model in float32, got {leaf.dtype}: use central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
     return add_gaussian(key, clipped, stddev, protects)
 
@@ -189,17 +189,17 @@ class Mechanism(NoiseSettings):
             }
         )
         if self.noise != "banded" and (self.bands is not None or self.coefficients is not None):
-            raise JaxpflError(f"bands and coefficients need noise = banded, got noise = {self.noise}")
+            raise JaxpflError(f"bands and coefficients require noise = banded, got noise = {self.noise}")
         if self.bands is not None:
             checks.count("bands", self.bands)
         if self.coefficients is not None:
             descriptions.check_coefficients(self.coefficients)
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
-            raise JaxpflError("scale_clipping_norm and joint need noise = per_step")
+            raise JaxpflError("scale_clipping_norm and joint require noise = per_step")
         if self.noise == "distributed" and self.min_uploads is None:
-            raise JaxpflError("noise = distributed needs min_uploads, the smallest number of uploads in a round")
+            raise JaxpflError("noise = distributed requires min_uploads, the smallest number of uploads in a round")
         if self.server_adds and self.min_uploads is not None:
-            raise JaxpflError("min_uploads needs noise that the clients add: noise = distributed or per_step")
+            raise JaxpflError("min_uploads requires noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:

@@ -57,7 +57,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
         if not self.on:
             changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
             if changed:
-                raise JaxpflError(f"privacy.{changed[0]} needs privacy.epsilon or privacy.noise_multiplier")
+                raise JaxpflError(f"privacy.{changed[0]} requires privacy.epsilon or privacy.noise_multiplier")
             return
         if self.accountant not in ("pld", "rdp"):
             raise JaxpflError(f"privacy.accountant must be pld or rdp, got {shown(self.accountant)}")
@@ -93,7 +93,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
           of_run: other arguments of `plan_of`, which depend on the method and the run.
 
         Raises:
-          JaxpflError: for a run that cannot be accounted, and for a budget that no noise can meet.
+          JaxpflError: if the run cannot be accounted for, or if no noise can meet the budget.
         """
         if not self.on:
             return None

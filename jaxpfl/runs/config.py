@@ -96,7 +96,7 @@ class _Source:
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
     """Encoding of a table csv:FILE, such as latin-1."""
     window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes")
-    """Length of the windows into which the texts of text:FOLDER are cut."""
+    """Length of the windows into which the text of text:FOLDER is cut."""
     tokens: bool = setting(False)
     """Treat the integer inputs [N, T] of npz:FILE or leaf:FOLDER as tokens, not as numbers."""
 
@@ -217,14 +217,14 @@ def resolve(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.clients_apart))
     if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
-        raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
+        raise JaxpflError(f"unseen_clients = {TEST_USERS} requires partition = natural and no pool_test, got {beside}")
     if config.split_date is not None and config.pool_test:
         raise JaxpflError(f"split_date = {config.split_date} makes a test set: leave out pool_test")
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0 and seed + seeds at most 2**32, got seed = {config.seed}")
     part_of(Availability, config).checked()
     if config.time_to is not None and config.time_model is None:
-        raise JaxpflError(f"time_to = {config.time_to:g} needs time_model, which simulates the seconds of a round")
+        raise JaxpflError(f"time_to = {config.time_to:g} requires time_model, which simulates the seconds of a round")
     config.privacy.check()
     if config.compress is not None:
         compression.resolve(config.compress)

@@ -40,7 +40,7 @@ def adapt(
         a client has no labelled row, if a label is unknown, or if the method does not support unseen clients.
     """
     if not (folder / "config.json").is_file():
-        raise JaxpflError(f"--adapt needs the run of the models: {folder} must be its folder")
+        raise JaxpflError(f"--adapt requires the run of the models: {folder} must be its folder")
     run = open_run(folder)
     if run.record["data"] != models.manifest["data"]:
         raise JaxpflError(f"the models are not those of the run in {folder}: export it again")
@@ -48,7 +48,7 @@ def adapt(
     columns, federation = experiment.columns, experiment.federation
     target = target or run.config.target
     if columns is None or target is None or "," in target:
-        raise JaxpflError("--adapt needs a run on a table, with one column of labels: name it with --target")
+        raise JaxpflError("--adapt requires a run on a table, with one column of labels: name it with --target")
     table = table._replace(missing=columns.missing)
     y, known = _labels(table, table.find(target), experiment)
     x = columns.apply(table).astype(federation.preparation.raw_dtype)

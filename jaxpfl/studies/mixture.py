@@ -1,4 +1,4 @@
-"""Study of clients whose means are one of k centers: EM, Algorithm 3 as printed, and private k-means."""
+"""Study of clients whose means are one of k centers: EM, the paper's Algorithm 3, and private k-means."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def simulated(given: MixtureSettings) -> Results:
 
 def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
     first, last = result["alternation"][0]["mean"], result["alternation"][-1]["mean"]
-    notes = [f"Algorithm 3 as printed: {first:.4g} after one round, {last:.4g} after {given.iterations}"]
+    notes = [f"the paper's Algorithm 3: {first:.4g} after one round, {last:.4g} after {given.iterations}"]
     if given.epsilon is None:
         return notes
     spent = result["privacy"]

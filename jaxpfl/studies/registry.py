@@ -10,9 +10,9 @@ from jaxpfl.support.errors import unknown_name
 
 STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
-    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised, as printed, and private bits.",
+    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised, as in the paper, and private bits.",
     "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): four priors.",
-    "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means.",
+    "mixture": "Clients that are one of k kinds: EM, the paper's Algorithm 3, and private k-means.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",
     "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, EM.",
     "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, and by EM.",

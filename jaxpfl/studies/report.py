@@ -154,7 +154,7 @@ def write_curves(
       path: file to write.
       fine: x coordinates of the exact lines.
       curves: curves by estimator.
-      xlabel, title, ylabel: texts of the plot.
+      xlabel, title, ylabel: labels and title of the plot.
       logarithmic: axes with a logarithmic scale: "", "x", "y" or "xy".
       from_zero: whether a vertical axis that is not logarithmic starts at zero.
     """
@@ -195,7 +195,7 @@ def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, l
     Args:
       folder: folder of the plot.
       rows: rows of ``mse`` by estimator.
-      ylabel, title: texts of the plot.
+      ylabel, title: label and title of the plot.
       least: Bayes risk, drawn as a line; if None, the axis is logarithmic.
     """
     figure, axes = new_axes("", ylabel, title)

@@ -1,7 +1,7 @@
 """Python files of the user, named in settings as ``FILE.py:NAME``.
 
 A file is run once for each command or fit, even if it is edited meanwhile. It can import modules from its own folder,
-and its output goes to standard error. The texts of the file and of these modules are kept in memory, to be copied to
+and its output goes to standard error. The source of the file and of these modules is kept in memory, to be copied to
 run folders.
 """
 

@@ -34,7 +34,7 @@ def test_a_table_is_described(capsys, houses):
     assert "task = regression, as column 'price' holds 70 different values, real numbers" in result.err
     found = result.json
     assert (found["clients"], found["input_shape"], found["standardized"]) == (5, [4], True)
-    assert found["source"].endswith("houses.csv, 4 features: area; heating (3 texts)")
+    assert found["source"].endswith("houses.csv, 4 features: area; heating (3 categories)")
     assert sum(found["examples"].values()) == 70
     assert {"mean", "std"} == found["labels"].keys()
     assert all({"label_mean", "label_std"} <= one.keys() for one in found["per_client"])

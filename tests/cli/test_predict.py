@@ -258,7 +258,7 @@ def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_cl
     assert "fedavg does not adapt new clients" in same.err
     assert "has no row with a label: leave out --adapt" in none.err
     moved = jaxpfl(capsys, "predict", folder / "models", *refused)
-    assert moved.err == f"error: --adapt needs the run of the models: {folder} must be its folder\n"
+    assert moved.err == f"error: --adapt requires the run of the models: {folder} must be its folder\n"
 
 
 @pytest.mark.slow

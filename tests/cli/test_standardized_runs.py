@@ -77,7 +77,7 @@ def test_test_users_come_unseen(capsys, tmp_path):
     np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
     for message, *action in (
         ("unseen_clients = test: a saved federation cannot hold test users", "convert", "--output", tmp_path / "made"),
-        ("unseen_clients = test needs partition = natural and no pool_test, got pool_test", "describe", "--pool-test"),
+        ("unseen_clients = test requires partition = natural and no pool_test, got pool", "describe", "--pool-test"),
     ):
         assert message in jaxpfl(capsys, "data", *action, *flags).err
 

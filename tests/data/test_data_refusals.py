@@ -108,7 +108,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (
         {"own.csv": HEAD + "".join(f"a,1,note {i},2\nb,1,note {i}b,3\n" for i in range(5))},
         table(),
-        "column 'heating' has 10 different texts in 10 rows, too many for categories",
+        "column 'heating' has 10 different values in 10 rows, too many for categories",
     ),
     ({"own.csv": TAG}, table(TableOptions("calm,dry,calm"), None), "target names the column 'calm' twice"),
     (
@@ -268,18 +268,18 @@ def drawn(text: str) -> Callable[[], Any]:
 CLASSES, NATURAL = {"partition": "classes"}, {"partition": "natural", "clients": None}
 CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(partition="nearest"), "unknown partition 'nearest'"),
-    (split(**CLASSES), "needs the number of classes per client"),
+    (split(**CLASSES), "requires the number of classes per client"),
     (split(**CLASSES, classes_per_client=5), "classes per client must be from 1 to 3, the number of classes, got 5"),
     (split(**CLASSES, classes_per_client=1, clients=2), "2 clients with 1 classes each cannot hold all 3 classes"),
     (split(**CLASSES, classes_per_client=2, clients=59), r"class \d has 20 examples, too few for \d+ clients"),
     (split(**CLASSES, classes_per_client=2, min_examples=3), "takes min examples only with sigma"),
     (split(clients=0), "clients must be at least 1, got 0"),
     (split(clients=61), "1 of 61 clients have no training data .* drop_empty"),
-    (split(clients=None), "the partition 'iid' needs the number of clients"),
+    (split(clients=None), "the partition 'iid' requires the number of clients"),
     (split(alpha=1.0), "the partition 'iid' does not take alpha = 1.0: it takes no options"),
     (split(partition="shards", clients=7, shards_per_client=9), "7 clients with 9 shards each need 63 examples"),
     (split(partition="shards", shards_per_client=0), "shards_per_client must be at least 1, got 0"),
-    (split(partition="dirichlet"), "needs alpha"),
+    (split(partition="dirichlet"), "requires alpha"),
     (split(partition="dirichlet", alpha=0.0), "alpha must be > 0.*, got 0"),
     (
         split(partition="dirichlet-class", alpha=1.0, min_examples=16),

@@ -84,7 +84,7 @@ def test_own_names_are_given_with_the_arrays() -> None:
     with pytest.warns(UserWarning, match="left out"):
         made = jaxpfl.stack_clients(clients, client_names=["a", "b", "a"], drop_empty=True)
     assert made.client_names == ("a", "a")
-    with pytest.raises(JaxpflError, match="client_names must be 3 texts, got 2"):
+    with pytest.raises(JaxpflError, match="client_names must be 3 strings, got 2"):
         jaxpfl.stack_clients(clients, client_names=["a", "b"], drop_empty=True)
 
 

@@ -213,4 +213,4 @@ def test_wide_texts_and_undeclared_dates_are_reported(tmp_path: Path) -> None:
     assert source.x_train.shape == (93, 63)
     dated, wide = (str(one.message) for one in warned)
     assert dated.endswith("leave it out with --ignore 'day', or read it as dates with --date 'day'")
-    assert "column 'code' becomes 32 features, one for each text; to avoid this, leave it out with --ignore" in wide
+    assert "column 'code' becomes 32 features, one per value; to avoid this, leave it out with --ignore" in wide

@@ -48,5 +48,5 @@ def test_a_method_of_ones_own_is_refused_where_its_rounds_cannot_be_foreseen():
     in_flight.check(Message(shared), 12)
     with pytest.raises(JaxpflError, match=r"send only a shared message: Message.per_client must be None"):
         in_flight.check(Message(shared, np.zeros(4)), 12)
-    with pytest.raises(JaxpflError, match=r"need uploads as large as Message.shared \(12 bytes\), got 24"):
+    with pytest.raises(JaxpflError, match=r"require uploads as large as Message.shared \(12 bytes\), got 24"):
         in_flight.check(Message(shared), 24)

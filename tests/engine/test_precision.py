@@ -87,7 +87,7 @@ def test_a_task_of_another_precision_is_refused(federation):
     work = jaxpfl.LocalWork(np.asarray(federation.train.size), 1, 2)
     algorithm, cohorts = jaxpfl.METHODS["local"].build(task, work), jaxpfl.participation.full(4)
     hyper = jaxpfl.METHODS["local"].hyper
-    with pytest.raises(JaxpflError, match=r"needs a bfloat16 model: use jaxpfl\.models\.in_bfloat16"):
+    with pytest.raises(JaxpflError, match=r"requires a bfloat16 model: use jaxpfl\.models\.in_bfloat16"):
         jaxpfl.Simulation(algorithm, task, federation, cohorts, hyper, plan=ExecutionPlan(precision="bfloat16"))
 
 

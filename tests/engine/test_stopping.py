@@ -123,5 +123,5 @@ def test_without_a_validation_score_it_is_refused():
     assert (result.best_rounds, result.best_score) == (None, None)
     tokens = [(np.ones((3, 4), np.int32), np.ones((3, 4), np.int32))]
     silent = jaxpfl.stack_clients(tokens, validation=[(tokens[0][0], -tokens[0][1])], test=tokens)
-    with pytest.raises(JaxpflError, match="patience = 2 needs validation labels, but all of them are -1"):
+    with pytest.raises(JaxpflError, match="patience = 2 requires validation labels, but all of them are -1"):
         jaxpfl.fit("fedavg", silent, patience=2, **given | {"task": "next-token", "model": "gru:4"})

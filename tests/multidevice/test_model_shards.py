@@ -91,7 +91,7 @@ def test_a_model_without_a_dimension_that_divides_is_refused():
 
 
 def test_clients_in_host_memory_are_refused():
-    with pytest.raises(JaxpflError, match=r"plan.clients_in = host .* plan.model_shards = 2 needs clients on"):
+    with pytest.raises(JaxpflError, match=r"plan.clients_in = host .* plan.model_shards = 2 requires clients on"):
         fit("local", ragged_federation(), rounds=1, plan=ExecutionPlan(model_shards=2, clients_in="host"))
 
 

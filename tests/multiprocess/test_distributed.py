@@ -43,7 +43,7 @@ def test_a_start_that_cannot_be(given, message):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--processes", "2"), "need --distributed HOST:PORT"),
+        (("--processes", "2"), "require --distributed HOST:PORT"),
         (("--distributed", "localhost:12", "--processes", "2", "--process", "0", "--profile"), "--profile"),
         (("--distributed", "nowhere", "--processes", "2", "--process", "0"), "HOST:PORT"),
     ],

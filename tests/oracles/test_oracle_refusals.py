@@ -69,8 +69,8 @@ REFUSED = [
     ("adaped", {"architectures": "+".join(["same"] * 7)}, "has no client"),
     ("adaped-plus", {"fine_tune_steps": -1}, r"adaped-plus\.fine_tune_steps must be >= 0, got -1"),
     ("adaped-plus", {"idle_rounds": -1, "keep": True}, r"adaped-plus\.idle_rounds must be >= 0, got -1"),
-    ("adaped-plus", {"idle_rounds": 2}, r"adaped-plus\.idle_rounds=2 needs keep=True"),
-    ("adaped-plus", {"start": "init"}, r"adaped-plus\.start=init needs keep=True"),
+    ("adaped-plus", {"idle_rounds": 2}, r"adaped-plus\.idle_rounds=2 requires keep=True"),
+    ("adaped-plus", {"start": "init"}, r"adaped-plus\.start=init requires keep=True"),
     ("cfl", {"cohort": uniform(5, 3)}, "the cohort must be 5, the number of clients, got 3"),
     ("cfl", {"max_clusters": 1}, "cfl.max_clusters must be >= 2, got 1: use fedavg for a single cluster"),
     ("fedala", {"weight_steps": 0}, "^fedala.weight_steps must be >= 1, got 0$"),
@@ -79,7 +79,7 @@ REFUSED = [
     ("fedbn", {"task": task(norm=None)}, NO_NORM),
     ("fedbn", {"task": task(norm=lambda path: False)}, NO_NORM),
     ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 2}, ABOUT),
-    ("fedbuff", {"cohort": poisson(5, 0.5)}, "need cohorts of a fixed size, got participation = poisson: use uniform"),
+    ("fedbuff", {"cohort": poisson(5, 0.5)}, "require cohorts of a fixed size, got participation = poisson"),
     ("fedem", {"task": apart()}, "fedem mixes class probabilities"),
     ("fedem", {"task": alike()}, "^fedem needs models with different initial parameters"),
     ("fedem", {"components": 1}, "^fedem.components must be >= 2, got 1"),
@@ -114,7 +114,7 @@ REFUSED = [
     ("persfl", {"imitations": (1.5,)}, "^persfl.imitations must be one or more numbers >= 0 and <= 1"),
     ("persfl", {"teacher": "first"}, "^persfl.teacher must be best or last"),
     ("persfl", {"stored": 1}, "^persfl.stored must be 0 or >= 2, got 1"),
-    ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored needs teacher = best"),
+    ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored requires teacher = best"),
     ("persfl", {"distill_steps": 0}, "^persfl.distill_steps must be >= 1"),
     ("persfl", {"task": least_squares(4)}, "persfl distils class probabilities"),
     ("persfl", {"problem": without_validation()}, "^persfl selects models .*, but 1 of 5 clients have none"),
@@ -160,7 +160,7 @@ SETTINGS = [
     ("fedavg", {"lr_schedule": "cosin"}, "unknown lr_schedule 'cosin': did you mean 'cosine'"),
     ("fedavg", {"lr_schedule": "cosine:ends=1"}, "unknown argument of lr_schedule cosine 'ends': did you mean 'end'"),
     ("fedavg", {"lr_schedule": "cosine:end=2"}, "lr_schedule cosine:end must be a number >= 0 and <= 1, got '2'"),
-    ("fedavg", {"lr_schedule": "step"}, "lr_schedule step needs every"),
+    ("fedavg", {"lr_schedule": "step"}, "lr_schedule step requires every"),
     ("fedavg", {"lr_schedule": "constant:warmup=5"}, r"warmup must be below the number of rounds \(4\), got 5"),
     ("fedavg", {"lr_schedule": "decay:warmup=1"}, "unknown argument of lr_schedule decay 'warmup'"),
     *(("fedavg", {"label_smoothing": s}, "label_smoothing must be") for s in (1.0, -0.1, float("nan"), "0.1", True)),
@@ -169,10 +169,10 @@ SETTINGS = [
     (
         "fedavg",
         {"options": {"fednova": True}, "client_optimizer": "adam"},
-        "fedavg.fednova needs client_optimizer = sgd, got adam",
+        "fedavg.fednova requires client_optimizer = sgd, got adam",
     ),
     ("ditto", {"privacy": Mechanism(1.0, 1.0, "per_step")}, "ditto; methods that can: .*adaped.*: such a method"),
-    ("fedavg", {"augment": "crop"}, r"augment = crop needs images \[height, width, channels\], got \(4,\)"),
+    ("fedavg", {"augment": "crop"}, r"augment = crop requires images \[height, width, channels\], got \(4,\)"),
 ]
 
 
@@ -200,7 +200,7 @@ def test_stored_runs():
     [
         ({"dropout": 1.0}, "dropout must be >= 0 and < 1, got 1.0"),
         ({"stragglers": 1.5}, "stragglers must be >= 0 and <= 1, got 1.5"),
-        ({"same_stragglers": True}, "needs stragglers > 0"),
+        ({"same_stragglers": True}, "requires stragglers > 0"),
     ],
 )
 def test_shares_out_of_range(arguments, message):

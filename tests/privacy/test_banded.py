@@ -116,7 +116,7 @@ def test_what_cannot_be_accounted_is_refused(mechanism, cohorts, match):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"noise": "central", "bands": 2}, "bands and coefficients need noise = banded"),
+        ({"noise": "central", "bands": 2}, "bands and coefficients require noise = banded"),
         ({"bands": 2, "coefficients": (1.0, 0.5)}, "coefficients must have norm 1"),
         ({"bands": 0}, "bands must be"),
     ],

@@ -102,7 +102,7 @@ def test_runs_of_several_clipping_norms_are_calibrated_at_once():
 @pytest.mark.parametrize(
     ("mechanism", "participation", "message"),
     [
-        (Mechanism(1.0, 1.0, "per_step"), poisson(10, 0.5), "cannot be accounted with poisson"),
+        (Mechanism(1.0, 1.0, "per_step"), poisson(10, 0.5), "cannot be accounted for with poisson"),
         (Mechanism((1.0, 2.0)), full(10), "one noise multiplier"),
         (Mechanism(1.0, (1.0, 2.0)), full(10), "one clipping norm"),
     ],
@@ -121,9 +121,9 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, -1.0)}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed, per_step or banded"),
-        ({"noise_multiplier": 1.0, "noise": "distributed"}, "needs min_uploads"),
+        ({"noise_multiplier": 1.0, "noise": "distributed"}, "requires min_uploads"),
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),
-        ({"noise_multiplier": 1.0, "joint": True}, "need noise = per_step"),
+        ({"noise_multiplier": 1.0, "joint": True}, "require noise = per_step"),
         ({"noise_multiplier": 1.0, "quantile": 1.0, "count_stddev": 1.0}, "quantile must be > 0 and < 1"),
         ({"noise_multiplier": 1.0, "quantile": 0.5}, "count_stddev must be > 0"),
         ({"noise_multiplier": 4.0, "quantile": 0.5, "count_stddev": 2.0}, "above noise_multiplier / 2"),
@@ -184,7 +184,7 @@ def test_calibrated_noise_of_compressed_uploads_keeps_the_budget():
 def test_a_way_to_draw_that_is_not_known_is_refused():
     """Say, the first K clients always: accounted as if it were uniform, its epsilon would be a tenth of the truth."""
     mine = uniform(10, 3)._replace(name="mine", fixed_size=False)
-    with pytest.raises(JaxpflError, match="participation mine cannot be accounted: it sets neither rate"):
+    with pytest.raises(JaxpflError, match="participation mine cannot be accounted for: it sets neither rate"):
         sampling_of(mine)
     with pytest.raises(JaxpflError, match="participation mine cannot be accounted"):
         plan_of(Mechanism(1.0), mine, rounds=2)

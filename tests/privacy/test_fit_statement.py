@@ -310,7 +310,7 @@ def test_noise_in_the_steps_of_a_narrow_model_is_refused(federation):
         lambda key, x: model.init(key, x.reshape(len(x), -1)),
         lambda params, x, key=None, train=False: model.apply(params, x.reshape(len(x), -1)).astype(jnp.float32),
     )
-    with pytest.raises(JaxpflError, match="per_step needs a model in float32, got bfloat16"):
+    with pytest.raises(JaxpflError, match="per_step requires a model in float32, got bfloat16"):
         jaxpfl.fit("fedavg", federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, noise="per_step"))
 
 

@@ -171,5 +171,5 @@ def test_uploads_that_are_no_floats_are_refused():
         return state, upload._replace(total=jax.tree.map(partial(jnp.asarray, dtype=jnp.int32), upload.total)), metrics
 
     whole = algorithm._replace(clients=(client._replace(update=update),))
-    with pytest.raises(JaxpflError, match="a robust aggregate needs uploads of floating-point numbers"):
+    with pytest.raises(JaxpflError, match="a robust aggregate requires uploads of floating-point numbers"):
         after_a_round(robust(whole, resolve("median")))

@@ -62,7 +62,7 @@ def test_more_draws_keep_the_first():
 def test_a_grid_that_cannot_be_is_refused():
     with pytest.raises(JaxpflError, match="lr is a range"):
         Grid((parse("lr=log:.1:1"),))
-    with pytest.raises(JaxpflError, match="needs a range among the axes"):
+    with pytest.raises(JaxpflError, match="requires a range among the axes"):
         Grid((parse("lr=.1"),), draws=3)
     with pytest.raises(JaxpflError, match="is given twice"):
         Grid((parse("lr=.1"), parse("lr=.2")))

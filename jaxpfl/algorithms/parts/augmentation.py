@@ -124,11 +124,11 @@ def check(augmentation: Augmentation, task: Task) -> None:
     for name, _ in augmentation.parts:
         if name == "mixup":
             if tokens:
-                raise JaxpflError("augment = mixup needs numeric inputs, got tokens")
+                raise JaxpflError("augment = mixup requires numeric inputs, got tokens")
             if not task.has_classes:
-                raise JaxpflError(f"augment = mixup needs a classification task, got {task.kind}")
+                raise JaxpflError(f"augment = mixup requires a classification task, got {task.kind}")
         elif tokens or len(task.input_shape) != 3:
-            raise JaxpflError(f"augment = {name} needs images [height, width, channels], got {task.input_shape}")
+            raise JaxpflError(f"augment = {name} requires images [height, width, channels], got {task.input_shape}")
 
 
 def mixed_label_task(task: Task) -> Task:

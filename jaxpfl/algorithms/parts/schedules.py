@@ -191,7 +191,7 @@ def parse(text: str, rounds: int) -> Schedule | None:
         values[key] = float(number)
     for key, value in values.items():
         if value is None:
-            raise JaxpflError(f"lr_schedule {name} needs {key}: write {name}:{key}=30, for example")
+            raise JaxpflError(f"lr_schedule {name} requires {key}: write {name}:{key}=30, for example")
     if name == OWN:
         return None
     if (warmup := values["warmup"] or 0.0) >= rounds:

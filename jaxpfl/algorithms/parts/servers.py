@@ -131,7 +131,7 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
         to the update.
     """
     if work.optimizer != "sgd":
-        raise JaxpflError(f"{method}.fednova needs client_optimizer = sgd, got {work.optimizer}")
+        raise JaxpflError(f"{method}.fednova requires client_optimizer = sgd, got {work.optimizer}")
     clients = tuple(_normalized_client(client, work) for client in algorithm.clients)
     increments = Normalized(change=algorithm.increments, steps=False)
     return algorithm._replace(clients=clients, server=_normalized_server(algorithm.server), increments=increments)

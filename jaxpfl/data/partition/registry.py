@@ -107,7 +107,7 @@ def assign(name: str, source: Source, m: int | None, options: PartitionOptions, 
     if name == "natural":
         return _natural(source, m, options, rng)
     if m is None:
-        raise JaxpflError(f"the partition {name!r} needs the number of clients")
+        raise JaxpflError(f"the partition {name!r} requires the number of clients")
     return PARTITIONS[name][1](source, m, options, rng)
 
 
@@ -128,7 +128,7 @@ def _words(option: str) -> str:
 
 def _required(value: Any, partition: str, what: str) -> Any:
     if value is None:
-        raise JaxpflError(f"the partition {partition!r} needs {what}")
+        raise JaxpflError(f"the partition {partition!r} requires {what}")
     return value
 
 

@@ -44,7 +44,7 @@ class Source(NamedTuple):
       inputs: kind of inputs, as defined in `Inputs`.
       scales: mean and standard deviation by which each channel of pixels was standardised, or None.
       task: task of the labels, a name in `jaxpfl.models.TASKS`.
-      class_names: [num_classes] labels of the classes in the data set (numbers or texts), or None if they are 0 ..
+      class_names: [num_classes] labels of the classes in the data set (numbers or strings), or None if they are 0 ..
         num_classes - 1.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
         out.

@@ -1,6 +1,6 @@
 """LEAF's JSON files (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings"): data sets with users.
 
-A folder contains ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's own repository), each with
+A folder contains ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's repository), each with
 one or more files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
 without ``test``, such as ``all_data``, has no official test set. All files are read into memory. The kind of inputs is
 detected from the first example:

@@ -50,7 +50,7 @@ def load(
         - ``school``: exam scores of pupils of 139 schools, a regression (`natural`);
         - ``npz:FILE``: your own arrays;
         - ``csv:FILE``: your own table, with columns for the label and the client (``table``);
-        - ``text:FOLDER``: your own texts, one file or subfolder per client (`text`);
+        - ``text:FOLDER``: your own text, one file or subfolder per client (`text`);
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 

@@ -83,7 +83,7 @@ class Column(NamedTuple):
                 known = printable(", ".join(self.levels), 200)
                 raise JaxpflError(
                     f"{table.path} line {table.lines[row]}: column {shown(name)} holds {shown(cells.iloc[row])}, which "
-                    f"is not one of its known texts: {known}"
+                    f"is not one of its known categories: {known}"
                 )
             features = (places[:, None] == np.arange(len(self.levels))).astype(np.float64)
         else:
@@ -154,7 +154,8 @@ class TableColumns(NamedTuple):
     def words(self) -> str:
         """Description of the columns for display."""
         texts = [
-            {"categorical": f" ({len(own.levels)} texts)", "date": " (days)"}.get(own.kind, "") for own in self.columns
+            {"categorical": f" ({len(own.levels)} levels)", "date": " (days)"}.get(own.kind, "")
+            for own in self.columns
         ]
         return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
 
@@ -230,13 +231,11 @@ def _column(table: Table, name: str, is_date: bool) -> Column:
     )
     if len(texts) > min(_MOST_TEXTS, max(_FREE * rows, 2)):
         raise JaxpflError(
-            f"{table.path}: column {shown(name)} has {len(texts)} different texts in {rows} rows, too many "
+            f"{table.path}: column {shown(name)} has {len(texts)} different values in {rows} rows, too many "
             f"for categories: {way}"
         )
     if len(texts) > _MANY_TEXTS or dates:
-        warn(
-            f"{table.path}: column {shown(name)} becomes {len(texts)} features, one for each text; to avoid this, {way}"
-        )
+        warn(f"{table.path}: column {shown(name)} becomes {len(texts)} features, one per value; to avoid this, {way}")
     return Column(name, "categorical", tuple(texts.tolist()))
 
 

@@ -216,8 +216,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
-            f"task = {task} needs several label columns, target = A,B; for one use classification, binary, ranking or "
-            "regression"
+            f"task = {task} requires several label columns, target = A,B; for one use classification, binary, ranking "
+            "or regression"
         )
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
@@ -247,7 +247,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
             check_single(table, name, numbers)
         return _Labels(y, task, len(targets))
     if task != "multilabel":
-        raise JaxpflError(f"task = {task} needs one label column; for several use multilabel or regression")
+        raise JaxpflError(f"task = {task} requires one label column; for several use multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
         raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel needs labels 0 or 1, but {holds}")

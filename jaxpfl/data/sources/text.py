@@ -1,4 +1,4 @@
-"""Your own texts, ``text:FOLDER``: each file or subfolder is a client, and the task is to predict the next byte.
+"""Your own text files, ``text:FOLDER``: each file or subfolder is a client, and the task is to predict the next byte.
 
 Tokens are the 256 byte values of UTF-8 text, so the vocabulary reveals nothing about any client's text. A client's text
 (for a subfolder, the concatenation of all its files, in the order of their paths) is cut into windows of T + 1 bytes.
@@ -30,7 +30,7 @@ _SKIPPED = "__pycache__"
 
 
 def load_text(name: str, folder: Path, window: int | None = None) -> Source:
-    """Load the texts in a folder.
+    """Load the text files in a folder.
 
     Args:
       name: name of the data set.

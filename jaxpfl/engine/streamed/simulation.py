@@ -58,7 +58,7 @@ class StreamedSimulation(Simulation):
         """
         self._where = where
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
-            raise self._refused(f"plan.model_shards = {shards} needs clients on the devices")
+            raise self._refused(f"plan.model_shards = {shards} requires clients on the devices")
         super().__init__(*given, **more)
         self._folder: Path | None = None
         self._disk: Disk | None = None

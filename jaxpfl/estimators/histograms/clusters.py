@@ -77,8 +77,8 @@ def cluster(
       start: initial centers, [k, d].
       rounds: number of rounds T.
       floor: lower bound s on a token's probability, before normalisation (`floored`).
-      rate: step size towards the users' mean. If 1, a center without users becomes uniform, as printed; otherwise such
-        a center keeps its value.
+      rate: step size towards the users' mean. If 1, a center without users becomes uniform, as in the paper; otherwise
+        such a center keeps its value.
       complete: function applied to the means [k, d] before they become centers (`token_mask`).
     """
     start, rate = counts_dtype((start, rate), users)

@@ -1,4 +1,4 @@
-r"""Algorithm 3 (private centering) as printed, with the paper's guarantee and its gaps.
+r"""The paper's Algorithm 3 (private centering), with the paper's guarantee and its gaps.
 
 Let :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`, let s be the floor, c the clipping constant, and d the
 number of tokens. One call computes for each cluster

@@ -106,7 +106,7 @@ def table(
 
     Args:
       header: names of the columns.
-      rows: texts of the cells. A cell that begins with a number is sorted by this number, even if a spread or unit
+      rows: the cells' strings. A cell that begins with a number is sorted by this number, even if a spread or unit
         follows.
       caption: explanation of the numbers.
       words: number of text columns, which come first; all other columns are numbers.

@@ -151,7 +151,7 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
     if halving == 1:
         raise JaxpflError("halving must be 0 or at least 2, got 1")
     if search.halving_first is not None and halving is None:
-        raise JaxpflError("halving_first needs --halving")
+        raise JaxpflError("halving_first requires --halving")
     exclusions.check(
         {
             "a sweep": True,
@@ -329,7 +329,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
         return in_cohort
     if share is None:
         if full.clients is None or full.cohort is None:
-            raise JaxpflError(f"budget = steps needs clients and cohort, as {method} also trains clients outside it")
+            raise JaxpflError(f"budget = steps requires clients and cohort, as {method} also trains clients outside it")
         share = min(1.0, full.cohort / full.clients)
     rests = 1 - share
     return in_cohort + outside * sum(rests**j for j in range(1, cap + 1))

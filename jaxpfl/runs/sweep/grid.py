@@ -125,12 +125,12 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
     if not (math.isfinite(low) and low < high < math.inf) or len(ends) > 3:
         raise JaxpflError(f"an evenly spaced axis must be {form} with LOW < HIGH, got {shown(':'.join(ends))}")
     if log and low <= 0:
-        raise JaxpflError(f"{form} needs LOW > 0, got {low:g}")
+        raise JaxpflError(f"{form} requires LOW > 0, got {low:g}")
     range_ = Axis(name, (), low, high, log)
     if len(ends) == 2:
         return range_
     if not 2 <= count <= _MOST:
-        raise JaxpflError(f"{form} needs N between 2 and {_MOST}, got {count}")
+        raise JaxpflError(f"{form} requires N between 2 and {_MOST}, got {count}")
     if not log and low.is_integer() and high.is_integer() and (high - low) % (count - 1) == 0:
         step = int(high - low) // (count - 1)  # `value_at` would round integers to six digits
         return axis(name, range(int(low), int(high) + 1, step))
@@ -163,7 +163,7 @@ class Grid:
         if ranges and not self.draws:
             raise JaxpflError(f"{ranges[0]} is a range: give --random N, or a third number N for evenly spaced values")
         if self.draws and not ranges:
-            raise JaxpflError("--random needs a range among the axes, such as --grid lr=log:1e-3:1")
+            raise JaxpflError("--random requires a range among the axes, such as --grid lr=log:1e-3:1")
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:

@@ -356,7 +356,7 @@ class Sheet(NamedTuple):
 
     Attributes:
       header: names of the columns.
-      rows: texts of the cells.
+      rows: the cells' strings.
       words: number of text columns, which come first; all other columns are numbers.
       bold: (row, column) of every cell in bold.
       note: sentence that explains the numbers.

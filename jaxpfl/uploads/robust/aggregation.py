@@ -243,7 +243,7 @@ class Aggregator(NamedTuple):
           JaxpflError: if the cohort is smaller than the quorum, or a rule that trims would trim no client.
         """
         if cohort < self.quorum:
-            raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
+            raise JaxpflError(f"aggregate = {self.name} requires a cohort of at least {self.quorum}, got {cohort}")
         if self.trims and not trimmed(self.trims, cohort):
             raise JaxpflError(
                 f"aggregate = {self.name} trims no client in rounds of {cohort}: use a fraction of at least "
@@ -354,7 +354,7 @@ def _estimated(rule: Rule, uploads: Stacked) -> tuple[Reduced, list[Array]]:
     weights, structure = jax.tree.flatten(uploads.weight)
     increments = jax.vmap(trees.prefix_divide)(uploads.total, uploads.weight)
     if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(increments)):
-        raise JaxpflError("a robust aggregate needs uploads of floating-point numbers")
+        raise JaxpflError("a robust aggregate requires uploads of floating-point numbers")
 
     def one(part: PyTree, weight: Array) -> tuple[PyTree, Array]:
         present = uploads.valid & (weight > 0) & jax.vmap(trees.all_finite)(part)
