@@ -74,25 +74,6 @@ def test_clients_without_test_examples_have_no_score(federation):
     assert result.validation_accuracy is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "adapted"}, "did you mean 'adaped'"),
-        ({"cohort": 4}, "cohort must be between 1 and the number of clients"),
-        ({"num_classes": 2}, "num_classes must be above 2, the largest label, got 2"),
-        ({"seeds": [2**32]}, "a seed must be between 0"),
-        ({"hyper": {"psi": 1.0}}, "unknown hyper-parameter of adaped 'psi'"),
-        ({"hyper": {"c": -1.0}}, "adaped.c must be > 0"),
-        ({"hyper": {"c": [1.0, float("nan")]}, "seeds": 2}, "adaped.c must be > 0"),
-        ({"hyper": {"c": [1.0, 2.0]}, "seeds": 3}, "c has 2 values for 3 runs"),
-        ({"options": {"steps": 3}}, "unknown option of adaped 'steps'"),
-    ],
-)
-def test_refusals(federation, changes, message):
-    with pytest.raises(JaxpflError, match=message):
-        fit(federation, **changes)
-
-
 def test_any_init_and_apply_are_a_model(federation):
     def init(key, x):
         return 0.1 * jax.random.normal(key, (x.shape[-1], 3))

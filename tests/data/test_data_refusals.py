@@ -83,6 +83,7 @@ def table(options: TableOptions = PRICE, task: str | None = "regression") -> Cal
 OF_LEAF, OF_NPZ, OF_IDX = of("leaf:own"), of("npz:a.npz"), of("idx:own")
 FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": "\n \n"}, table(), "own.csv: the file is empty"),
+    ({"own.csv": ",\n"}, table(), "own.csv: the file is empty: no line has any value"),
     ({"own.csv": HEAD}, table(), "own.csv: the file has a header but no rows"),
     ({"own.csv": "1,2,3,4\n5,6,7,8\n"}, table(), "line 1: expected the names of columns, got numbers: add a header"),
     ({"own.csv": "city,,x,price\na,1,2,3\n"}, table(), "line 1: column 2 has no name"),
@@ -102,6 +103,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
     ({"own.csv": ROWS}, table(task="multilabel"), "for one use classification, binary, ranking or"),
     ({"own.csv": ROWS + "Bern,1,gas\n"}, table(), "line 6: no value in column 'price'"),
+    ({"own.csv": ROWS + "Bern,1,gas,1e39\n"}, table(), "line 6: column 'price' holds a number beyond float32's range"),
     ({"own.csv": ROWS + "Bern,nan,gas,2\n"}, table(), "line 6: no value in column 'area': .* --missing drop"),
     ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' holds 'inf', but numbers in most"),
     ({"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"}, table(), r"'heating' holds numbers with a mark, such as '\$1'"),
@@ -206,6 +208,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         r"x_train must be numbers \[N, ...\] and y_train must be \[N\] or \[N, d\], got \(6, 4, 4\)",
     ),
     (npz(y_train=np.where(Y == 2, np.inf, 0.5)), OF_NPZ, r"y_train: the label of example \d is NaN, infinite"),
+    (npz(y_train=np.zeros((6, 0), int)), OF_NPZ, r"a\.npz, y_train: labels must have shape .*got \(6, 0\)"),
     (npz(y_train=Y - 1), OF_NPZ, "y_train must be integers >= 0"),
     (npz(x_train=np.array([[1.7e9 + i, 1e300 * i] for i in range(6)])), OF_NPZ, "x_train: an input of example 1"),
     (npz(x_train=np.full((6, 2), np.nan)), OF_NPZ, "x_train: an input of example 0 is NaN"),

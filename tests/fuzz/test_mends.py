@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 import scipy.io
 
-import jaxpfl
 from jaxpfl import JaxpflError
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
-from jaxpfl.benchmarks.papers.results import Result, Row
-from jaxpfl.benchmarks.papers.results import read as read_result
 from jaxpfl.core.choices import literal, typed
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import read_npy
-from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import disk as undo
 from jaxpfl.engine.streamed.disk import Disk
@@ -176,30 +172,6 @@ def test_texts_in_messages_stay_one_short_line() -> None:
         assert len(str(error.value)) < 500
 
 
-def test_a_label_beyond_single_precision_is_no_infinite_one(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("x,y\n1,0.5\n2,1e39\n3,2.5\n")
-    with pytest.raises(JaxpflError, match="line 3: column 'y' holds a number beyond float32's range"):
-        load_table("csv:a", path, TableOptions("y"), task="regression")
-
-
-def test_a_table_of_separators_alone_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(",\n")
-    with pytest.raises(JaxpflError, match=r"a\.csv: the file is empty: no line has any value"):
-        load_table("csv:a", tmp_path / "a.csv", TableOptions("price", "city"))
-
-
-def test_a_stored_capacity_beyond_all_numbers_is_damage(tmp_path: Path) -> None:
-    federation = jaxpfl.stack_clients([(np.ones((2, 3), np.float32), np.zeros(2, np.int32))] * 2)
-    jaxpfl.save_federation(federation, tmp_path / "f")
-    path = tmp_path / "f" / "federation.json"
-    told = json.loads(path.read_text())
-    told["splits"]["train"]["capacity"] = float("inf")
-    path.write_text(json.dumps(told))
-    with pytest.raises(JaxpflError, match=r"federation\.json is damaged .*cannot convert float infinity"):
-        jaxpfl.open_federation(tmp_path / "f")
-
-
 def test_lost_rounds_are_counted_without_a_list_of_all() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -230,22 +202,3 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     files.write_checksums(tmp_path)
     assert load_models(tmp_path).global_model is None
-
-
-def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
-    split = {"x_train": np.zeros((4, 3), np.float32), "y_train": np.zeros((4, 0), np.int64)}
-    np.savez(tmp_path / "a.npz", **split, **{name.replace("train", "test"): value for name, value in split.items()})
-    with pytest.raises(JaxpflError, match=r"a\.npz, y_train: labels must have shape .*got \(4, 0\)"):
-        jaxpfl.load(f"npz:{tmp_path / 'a.npz'}")
-
-
-@pytest.mark.parametrize("wrong", [10**400, float("inf"), float("nan")], ids=["large", "infinite", "none"])
-def test_a_result_of_a_paper_of_numbers_beyond_all_floats_is_none(tmp_path: Path, wrong: float) -> None:
-    row = Row("local", "all", 0.5, 0.1, 0.4, None, 0.1, "")
-    stored = Result("name", "paper", "what", False, "command", 1.0, {}, (row,)).to_json()
-    files.write_checksummed(tmp_path / "a.json", stored)
-    assert read_result(tmp_path / "a.json").rows == (row,)
-    stored["rows"][0]["ours"] = wrong
-    (tmp_path / "a.json").write_text(json.dumps(stored | {"crc32": files._sum(stored)}))
-    with pytest.raises(JaxpflError, match=r"a\.json holds no result"):
-        read_result(tmp_path / "a.json")

@@ -14,7 +14,7 @@ from jaxpfl.benchmarks.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.support import files
 
-RAN = []
+RAN, INF = [], float("inf")
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,16 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
     assert len(results.of_folder(tmp_path).results) == 3
 
 
-@pytest.mark.parametrize(("name", "value"), [("minutes", None), ("versions", []), ("ours", "x"), ("quick", "no")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("minutes", None), ("versions", []), ("quick", "no"), *(("ours", value) for value in ("x", 10**400, INF, -INF))],
+)
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
     stored = files.read_checksummed(path)
     (stored["rows"][0] if name == "ours" else stored)[name] = value
-    files.write_checksummed(path, stored)
+    path.write_text(json.dumps(stored | {"crc32": files._sum(stored)}))
     with pytest.raises(JaxpflError, match="holds no result of jaxpfl papers run"):
         results.read(path)
 
