@@ -231,12 +231,6 @@ def test_overflowing_predictions_score_worst_not_as_absent():
     assert (result.mean() == np.inf).all()
 
 
-SENSELESS = {
-    ("fedrod", "squared"): "fedrod balances classes by their counts, but the task 'regression' has no classes",
-    ("fedem", "absolute"): "fedem mixes densities",
-}
-
-
 def simulation(method, data, model, task, **settings):
     own = METHODS[method]
     spec = RunSpec(
@@ -253,19 +247,6 @@ def simulation(method, data, model, task, **settings):
         **settings,
     )
     return build.simulation_of(spec, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["ditto", "scaffold", "perfedavg", "mr-mtl", "fedbuff", "network-lasso"])
-def test_methods_trace_a_regression(method):
-    """Of each kind of state and upload one, beside those that distil or mix (below): one round, traced."""
-    assert simulation(method, clients_of(LABELS["regression"]), "mlp-ln:4", "regression").program("cpu").eqns
-
-
-@pytest.mark.parametrize(("method", "loss"), SENSELESS)
-def test_what_makes_no_sense_is_refused_with_its_reason(method, loss):
-    with pytest.raises(JaxpflError, match=SENSELESS[method, loss]):
-        simulation(method, clients_of(LABELS["regression"]), "mlp-ln:4", "regression", loss=loss)
 
 
 @pytest.mark.slow
@@ -420,36 +401,45 @@ def test_diverged_predictions_score_worst():
     assert (result.mean("perplexity") == np.inf).all()
 
 
-REFUSED = {
-    "fedrod": "fedrod balances classes by their counts, but the task 'next-token' has no classes",
-    "moon": "moon compares features of examples, but the task 'next-token' has features at each position",
-}
+def of_kind(method, task, **settings):
+    if task == "next-token":
+        return simulation(method, federation(), "transformer:8,1", task, **settings)
+    return simulation(method, clients_of(LABELS[task]), "mlp-ln:4", task, **settings)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ditto", "fedem", "persfl", "adaped", "scaffold", "fedbuff", "network-lasso"])
-def test_methods_trace_it(method):
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [
+        *(
+            (method, task)
+            for method in ("ditto", "scaffold", "fedbuff", "network-lasso")
+            for task in ("regression", "next-token")
+        ),
+        *((method, "regression") for method in ("perfedavg", "mr-mtl")),
+        *((method, "next-token") for method in ("fedem", "persfl", "adaped")),
+    ],
+)
+def test_methods_trace_it(method, task):
     """Of each kind of state and upload one: one round, traced."""
-    assert simulation(method, federation(), "transformer:8,1", "next-token").program("cpu").eqns
-
-
-@pytest.mark.parametrize("method", REFUSED)
-def test_methods_of_classes_refuse_it_with_their_reason(method):
-    with pytest.raises(JaxpflError, match=REFUSED[method]):
-        simulation(method, federation(), "transformer:8,1", "next-token")
+    assert of_kind(method, task).program("cpu").eqns
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "message"),
+    ("method", "task", "settings", "message"),
     [
-        ("adaped", {"gate": True}, "adaped.gate .* at least 2 classes, got the task 'next-token'"),
-        ("map-kd", {"exact": True}, "the exact normaliser requires class probabilities"),
-        ("persfl", {"temperatures": (2.0,)}, "persfl.temperatures applies to .*, got next-token"),
+        ("fedrod", "regression", {}, "fedrod balances classes .*, but the task 'regression' has no classes"),
+        ("fedrod", "next-token", {}, "fedrod balances classes .*, but the task 'next-token' has no classes"),
+        ("fedem", "regression", {"loss": "absolute"}, "fedem mixes densities"),
+        ("moon", "next-token", {}, "moon compares features .*'next-token' has features at each position"),
+        ("adaped", "next-token", {"options": {"gate": True}}, "adaped.gate .* at least 2 classes, got the task"),
+        ("map-kd", "next-token", {"options": {"exact": True}}, "the exact normaliser requires class probabilities"),
+        ("persfl", "next-token", {"options": {"temperatures": (2.0,)}}, "persfl.temperatures .*, got next-token"),
     ],
 )
-def test_options_of_classes_are_refused(method, options, message):
+def test_what_makes_no_sense_is_refused_with_its_reason(method, task, settings, message):
     with pytest.raises(JaxpflError, match=message):
-        simulation(method, federation(), "gru:4", "next-token", options=options)
+        of_kind(method, task, **settings)
 
 
 @pytest.mark.parametrize(

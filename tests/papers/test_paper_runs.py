@@ -14,7 +14,7 @@ from jaxpfl.benchmarks.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.support import files
 
-RAN, INF = [], float("inf")
+RAN = []
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,10 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("minutes", None), ("versions", []), ("quick", "no"), *(("ours", value) for value in ("x", 10**400, INF, -INF))],
+    [
+        *(("minutes", None), ("versions", []), ("quick", "no")),
+        *(("ours", value) for value in ("x", 10**400, float("inf"), float("nan"))),
+    ],
 )
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
