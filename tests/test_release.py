@@ -1,6 +1,8 @@
-"""A release in its parts: the version's heading, the terms of what is embedded, the citations of the paper."""
+"""A release in its parts: packages, one version, its heading, terms of what is embedded, citations of the paper."""
 
+import importlib.metadata
 import re
+import tomllib
 from pathlib import Path
 
 import jaxpfl
@@ -33,3 +35,16 @@ def test_the_paper_cites_what_its_bibliography_has():
     entries = re.findall(r"^@\w+\{([^,]+),$", (folder / "paper.bib").read_text(), re.M)
     assert len(entries) == len(set(entries))
     assert cited == set(entries)
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    paths = [*(ROOT / "jaxpfl").rglob("__init__.py"), *(ROOT / "benchmarks").rglob("__init__.py")]
+    names = {".".join(path.parent.relative_to(ROOT).parts) for path in paths}
+    assert set(listed) == {name if name.startswith("jaxpfl") else f"jaxpfl.{name}" for name in names}
+
+
+def test_the_version_is_one():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"] == ["version"]
+    (cited,) = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == jaxpfl.__version__ == importlib.metadata.version("jaxpfl")

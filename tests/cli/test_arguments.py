@@ -1,6 +1,8 @@
-"""Every command's arguments, from its own list of flags: one line for what does not parse, JSON, and help that fits."""
+"""Every command's arguments, from its own list of flags: one line for what does not parse, JSON, help, completion."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -197,3 +199,17 @@ def test_what_is_given_by_position_may_stand_anywhere():
     assert order("--lr", "-0.5", "--strict", "local") == ["--lr=-0.5", "--strict", "--", "local"]
     export = check_arguments(FLAGS["export"], ["--clients", "3", "7", "RUN"], "jaxpfl export")
     assert export == ["--clients=3", "7", "--", "RUN"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_script_is_valid_and_names_every_command_and_flag(capsys, shell: str):
+    found = jaxpfl(capsys, "completion", shell)
+    assert (found.status, found.err) == (0, "")
+    if program := shutil.which(shell):
+        told = subprocess.run([program, "-n"], input=found.out, capture_output=True, text=True, timeout=60)
+        assert (told.returncode, told.stderr) == (0, "")
+    for name in COMMANDS:
+        assert name.split()[-1] in found.out
+        given = {flag.name for flag in FLAGS[name] if not flag.positional and flag.default is not True}
+        assert [flag for flag in given if flag not in found.out] == [], name

@@ -15,13 +15,9 @@ def records(folder: Path, method: str, kind: str) -> list[dict]:
     return [r for r in lines if (r["method"], r["kind"]) == (method, kind)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "compressed"
-
-
 @pytest.mark.slow
-def test_bits_are_counted_stored_and_shown(capsys, folder):
+def test_bits_are_counted_stored_and_shown(capsys, tmp_path):
+    folder = tmp_path / "run"
     shown = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *TOP_K, "--output", folder)
     assert shown.status == 0, shown.err
     assert "fedavg: uploads by top-k:share=0.05, " in " ".join(shown.out.split())

@@ -23,14 +23,9 @@ from jaxpfl.runs.stored_run import last_state, open_run
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "private"
-
-
 @pytest.mark.slow
-def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
-    methods = ("local", "fedavg", "adaped")
+def test_a_budget_is_calibrated_stated_and_stored(capsys, tmp_path):
+    folder, methods = tmp_path / "run", ("local", "fedavg", "adaped")
     shown = jaxpfl(capsys, "compare", *methods, *SMALL, *BUDGET, "--output", folder)
     assert shown.status == 0, shown.err
     said = " ".join(shown.out.split())

@@ -1,7 +1,6 @@
 """Dropout, stragglers, idle and unseen clients on the command line: what they cost and leave in the run folder."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +9,9 @@ from command import jaxpfl
 SMALL = ["--clients", "10", "--cohort", "4", "--rounds", "6", "--local-steps", "3", "--seeds", "2"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs") / "run"
-
-
 @pytest.mark.slow
-def test_every_failure_in_one_run(capsys, folder):
+def test_every_failure_in_one_run(capsys, tmp_path):
+    folder = tmp_path / "run"
     flags = ["--dropout", "0.4", "--stragglers", "0.5", "--unseen-clients", "3", "--adapt-rounds", "2"]
     flags += ["--set", "adaped.idle_rounds=2", "--json", "--output", str(folder)]
     result = jaxpfl(capsys, "compare", "fedavg", "adaped", *SMALL, *flags)

@@ -342,14 +342,6 @@ def test_consecutive_keys_give_independent_orders() -> None:
     assert abs(same - 200) < 6 * math.sqrt(200)
 
 
-def test_several_orders_are_those_of_their_keys() -> None:
-    keys = jax.random.split(jax.random.key(2), 5)
-    nth, place = jnp.array([[4, 0, 0], [2, 1, 3]]), jnp.array([[9, 0, 5], [10, 0, 5]])
-    several = orders_at(keys, jnp.int32(11), nth, place)
-    for e, p, found in zip(nth.ravel(), place.ravel(), several.ravel(), strict=True):
-        assert int(found) == int(order_at(keys[e], jnp.int32(11), p))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 37, 65])
 def test_bounds_of_sizes_change_no_order(size: int) -> None:

@@ -16,7 +16,6 @@ from jaxpfl.data import Source, federate, portable, seen, summary
 from jaxpfl.data.federate import hold_out
 from jaxpfl.data.partition.deals import (
     _deal_greedily,
-    apportion,
     choose_users,
     count_classes,
     deal_classes,
@@ -296,16 +295,6 @@ def test_everything_is_used(problem: tuple, value: float) -> None:
     sizes = [len(part) for part in even]
     assert max(sizes) - min(sizes) <= 1
     assert min(len(part) for part in unequal) >= 1
-
-
-@PARTITION_SETTINGS
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(sum), st.integers(0, 50), st.integers(0, 99))
-def test_apportionment(weights: list[int], total: int, seed: int) -> None:
-    shares = apportion(np.array(weights), total, np.random.default_rng(seed))
-    assert shares.sum() == total
-    exact = np.array(weights) * total / sum(weights)
-    assert (np.abs(shares - exact) < 1).all()
-    assert (shares[np.array(weights) == 0] == 0).all()
 
 
 @pytest.mark.parametrize("alpha", [0.1, 2.0])

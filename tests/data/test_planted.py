@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data_files import check_partition, places, source_of
 
-from jaxpfl.data import PlantedSettings, draw_planted, federate, load, portable, set_apart, true_clusters
+from jaxpfl.data import PlantedSettings, draw_planted, federate, load, portable, true_clusters
 from jaxpfl.data.sources import planted
 from jaxpfl.runs.config import RunConfig, resolve
 
@@ -29,15 +29,6 @@ def test_clients_of_a_cluster_agree_on_the_labels_and_others_do_not() -> None:
             np.testing.assert_array_equal(y[mask], truth.labels[cluster][LABELS[x[mask, 0].astype(int)]])
     check_partition(places(federation, "train") + places(federation, "validation"), 600)
     check_partition(places(federation, "test"), 200)
-
-
-def test_who_is_set_apart_keeps_its_cluster() -> None:
-    federation = federate(source_of(LABELS), partition="clusters", clusters=3, clients=9)
-    truth = true_clusters(9, 3, 5)
-    for part in set_apart(federation, 4):
-        for client, x, y, mask in zip(part.client_ids, part.train.x, part.train.y, part.train.mask, strict=True):
-            names = truth.labels[truth.member[client]]
-            np.testing.assert_array_equal(y[mask], names[LABELS[x[mask, 0].astype(int)]])
 
 
 def test_planted_clients_follow_their_clusters_model() -> None:

@@ -194,14 +194,7 @@ def test_the_split_is_that_of_whole_numbers(name: str, seed: int) -> None:
         expected = rule(Words(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
     for held, own in zip(places(federation, "train"), expected, strict=True):
         assert held.tolist() == own
-
-
-@pytest.mark.parametrize("seed", [0, 11])
-def test_the_labels_of_clusters_are_those_of_whole_numbers(seed: int) -> None:
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [150, 100, 97, 53]))
-    train = federate(
-        source_of(labels), partition="clusters", clusters=3, clients=8, test_share=0.0, split_seed=seed
-    ).train
-    expected = named(Words(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
-    for x, y, mask, names in zip(train.x, train.y, train.mask, expected, strict=True):
-        assert y[mask].tolist() == [names[labels[int(place)]] for place in x[mask, 0]]
+    if name == "clusters":
+        numbers = named(Words(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
+        for y, mask, own, names in zip(federation.train.y, federation.train.mask, expected, numbers, strict=True):
+            assert y[mask].tolist() == [names[labels[place]] for place in own]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from fuzz_target import Target, of_file, whole
+from reader_targets import of
 
 from jaxpfl.data.sources import csv_text, tables
 from jaxpfl.studies import normal_means
@@ -24,10 +24,6 @@ LABELS = (
 
 COMPILING = 100.0
 """Seconds of CPU for a fit of other options or clients than before, most of which go to compiling its programs."""
-
-
-def of(*contents: bytes) -> Callable[[random.Random], bytes]:
-    return lambda rng: rng.choice(contents)
 
 
 def beside(path: Path) -> Any:

@@ -1,13 +1,15 @@
-"""Our value beside the printed one: difference, spread, tables."""
+"""Our value beside the printed one: difference, spread, tables, and the page of all results."""
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 from jaxpfl.benchmarks.papers import results, show
 from jaxpfl.benchmarks.papers.compare import difference, remark, row, spread
 from jaxpfl.benchmarks.papers.declared import UNPRINTED, Printed
+from jaxpfl.benchmarks.papers.registry import EXPERIMENTS
 from jaxpfl.benchmarks.papers.results import Result
 
 
@@ -85,3 +87,16 @@ def test_results_that_come_with_the_package_can_be_read():
                 assert own.note.startswith("not the declared run: ")
                 assert re.search(r"clipping norm 0\.\d+ chosen on validation at eps [\d.]+", own.note)
             assert own.difference == (None if expected is None else pytest.approx(expected))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "records" / "results.md"
+BEGIN, END = "<!-- jaxpfl papers show --markdown -->\n\n", "<!-- end of results -->"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside the tests")
+def test_the_page_has_what_the_command_prints():
+    order = list(EXPERIMENTS)
+    found = sorted(results.committed(), key=lambda one: order.index(one.name))
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    got, _, _ = rest.partition(END)
+    assert got == show.markdown(found)

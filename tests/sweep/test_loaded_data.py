@@ -1,4 +1,4 @@
-"""Data sets that sweeps share: each is read once, and another one in its place is seen."""
+"""Data sets that sweeps share: each is read once, and another one in its place is seen, as is another sweep."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +8,8 @@ from small import sweep_of
 
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.records import Journal, Record
+from jaxpfl.runs.sweep import definition
 from jaxpfl.runs.sweep.execute import Data
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
@@ -56,3 +58,21 @@ def test_a_sweep_of_its_own_sees_that_a_file_has_changed(tmp_path: Path):
     table.write_text("\n".join(["client,x,y", *rows[:-1], "d,11.5,1"]))
     with pytest.raises(JaxpflError, match="has changed since the sweep"):
         Sweep.open(folder, definition, resume=True)
+
+
+def test_nothing_of_the_earlier_sweep_counts_in_the_new_one(tmp_path: Path):
+    place = tmp_path / "s"
+    earlier = Sweep.open(place, sweep_of("lr=.1,.2"), resume=False)
+    Journal(place).append([Record("local", {"lr": 0.1}, 0)])
+    (place / "best").mkdir()
+    with pytest.raises(JaxpflError, match="--force replaces it"):
+        Sweep.open(place, sweep_of("lr=.3"), resume=False)
+    (place / "notes.txt").touch()
+    with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt"):
+        Sweep.open(place, sweep_of("lr=.3"), resume=False, force=True)
+    assert definition.read(place) == earlier.definition
+    (place / "notes.txt").unlink()
+    replaced = Sweep.open(place, sweep_of("lr=.3"), resume=False, force=True)
+    assert definition.read(place) == replaced.definition != earlier.definition
+    assert Journal(place).read() == []
+    assert [path.name for path in place.iterdir()] == ["sweep.json"]
