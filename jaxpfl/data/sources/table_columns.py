@@ -154,7 +154,7 @@ class TableColumns(NamedTuple):
     def words(self) -> str:
         """Description of the columns for display."""
         texts = [
-            {"categorical": f" ({len(own.levels)} levels)", "date": " (days)"}.get(own.kind, "")
+            {"categorical": f" ({len(own.levels)} categories)", "date": " (days)"}.get(own.kind, "")
             for own in self.columns
         ]
         return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
