@@ -128,15 +128,6 @@ def test_folders_of_others_are_refused_and_kept(tmp_path, capsys, files, command
     assert contents(tmp_path) == before
 
 
-def test_no_folder_at_all(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("of the user's")
-    for command in (WHEN, ["run", "local", *SMALL]):
-        for output in (file, file / "below"):
-            assert "a folder" in refused(capsys, *command, "--output", output)
-    assert file.read_text() == "of the user's"
-
-
 DESCRIBE = ["data", "describe", "--data", "digits", "--clients", "4"]
 
 
@@ -150,7 +141,6 @@ def test_a_picture_is_replaced_by_its_own_command_only(tmp_path, capsys):
         others.write_bytes(content)
         assert "exists but was not written by" in refused(capsys, *DESCRIBE, "--plot", others)
         assert others.read_bytes() == content
-    assert "got a folder" in refused(capsys, *DESCRIBE, "--plot", tmp_path)
     assert picture.read_bytes() == whole
 
 

@@ -198,7 +198,3 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
         JaxpflError, match=r"manifest\.json is damaged or is not a manifest of exported models .KeyError: 'global'.$"
     ):
         load_models(tmp_path)
-    manifest["methods"] = {"local": {"groups": [], "global": None}}
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    files.write_checksums(tmp_path)
-    assert load_models(tmp_path).global_model is None
