@@ -69,7 +69,7 @@ def fedavg_ft(
       fednova: whether to normalise each update by the client's number of steps, as in `fedavg`.
 
     Raises:
-      JaxpflError: if a number of steps or epochs is negative, or as in `fedavg`.
+      JaxpflError: if a number of steps or epochs is negative, or under the conditions of `fedavg`.
     """
     tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)

@@ -153,9 +153,9 @@ def network_lasso(
       tolerance: largest residual at which ADMM stops.
 
     Raises:
-      JaxpflError: if the graph is missing or has another number of clients, p or the scaling is not one of the allowed
-        values, a pattern matches no parameter, no parameter is trained, ``admm_steps`` is below one, local work is in
-        epochs, or the tolerance is outside (0, 1).
+      JaxpflError: if the graph is missing or has a different number of clients, p or the scaling is not one of the
+        allowed values, a pattern matches no parameter, no parameter is trained, ``admm_steps`` is below one, local work
+        is in epochs, or the tolerance is outside (0, 1).
     """
     admm.check_norm(p)
     if scaling not in SCALINGS:

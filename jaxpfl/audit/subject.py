@@ -212,7 +212,8 @@ def subject_of(run: Assembled, name: str) -> Subject:
       name: name of the method, for error messages.
 
     Raises:
-      JaxpflError: if the run is not private or an audit does not support it, and as in `Subject.claim`.
+      JaxpflError: if the run is not private or an audit does not support it, or under the conditions of
+        `Subject.claim`.
     """
     spec, mechanism = run.spec, run.mechanism
     if mechanism is None:

@@ -102,7 +102,8 @@ def check_message(message: Any, num_clients: int) -> None:
     """Check that a broadcast is a `Message`, and that its individual messages have a row for each client.
 
     Raises:
-      JaxpflError: if the broadcast is not a `Message`, or a leaf has another number of rows; the error names the leaf.
+      JaxpflError: if the broadcast is not a `Message`, or a leaf has a different number of rows; the error names the
+        leaf.
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")

@@ -74,7 +74,7 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
       unseen: clients that are never trained, if any.
 
     Raises:
-      JaxpflError: if the data do not allow a setting, or if a name is unknown.
+      JaxpflError: if a setting is incompatible with the data, or if a name is unknown.
     """
     check_settings([spec], newcomers=unseen is not None)
     federation = single(federation)
@@ -136,7 +136,7 @@ def put_together(
       steps: number of local steps of the client with the most examples, if this client is not in the federation.
 
     Raises:
-      JaxpflError: if the data do not allow a setting, or if a name is unknown.
+      JaxpflError: if a setting is incompatible with the data, or if a name is unknown.
     """
     if spec.patience is not None:
         _check_patience(spec.patience, federation, task.kind)
@@ -541,8 +541,8 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     Raises:
       JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if the method does
         not support the model's running statistics; if only one of method and algorithm is pooled or asynchronous; if
-        the algorithm cannot use the server optimizer because its server receives single uploads; or if the method's own
-        builder raises it.
+        the algorithm cannot use the server optimizer because its server receives individual uploads; or if the method's
+        own builder raises it.
     """
     known = method.options
     for name in known.keys() - options.keys():

@@ -279,7 +279,7 @@ def take_part(
     """One client's round in the cohort.
 
     ``Outcome.summed`` is a tuple: the packed upload, 1 if the upload arrived and otherwise 0, the `_Done`, and the
-    `_Tally`. For a method whose server needs single uploads, the first two are in ``Outcome.kept`` instead.
+    `_Tally`. For a method whose server needs individual uploads, the first two are in ``Outcome.kept`` instead.
 
     In asynchronous rounds, the last item of ``shared`` is an `InFlight` instead of a message, and the last item of
     ``data`` is the client's slot in the `InFlight`.

@@ -112,9 +112,9 @@ class Simulation:
             if it is unknown.
 
         Raises:
-          JaxpflError: if the participation is for another number of clients, if two clients have the same id, if the
-            method does not accept the data, if an unseen client has the id of a trained client, if ``adapt_rounds`` is
-            negative, if a group has no client, or if `in_flight.concurrency` or `execution_plan.resolve` raises it.
+          JaxpflError: if the participation is for a different number of clients, if two clients have the same id, if
+            the method does not accept the data, if an unseen client has the id of a trained client, if ``adapt_rounds``
+            is negative, if a group has no client, or if `in_flight.concurrency` or `execution_plan.resolve` raises it.
           OutOfMemoryError: if the data do not fit in memory.
         """
         if participation.num_clients != federation.num_clients:

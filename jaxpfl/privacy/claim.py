@@ -143,7 +143,7 @@ def calibrated(
       run: other arguments of `plan_of`.
 
     Raises:
-      JaxpflError: for a target out of range, and as in `plan_of`.
+      JaxpflError: for a target out of range, or under the conditions of `plan_of`.
     """
     one_norm = float(np.ravel(np.asarray(mechanism.clipping_norm))[0])
     some = replace(mechanism, noise_multiplier=1.0, clipping_norm=one_norm, quantile=None, count_stddev=None)

@@ -116,10 +116,10 @@ class CentralNoise:
 class DistributedNoise:
     r"""Noise that the clients add: each adds a share :math:`N(0, z^2 C^2 / K_{min} I)`, and only the sum is visible.
 
-    Secure aggregation hides single uploads. A round with fewer than K_min uploads releases nothing, so every release
-    has a noise multiplier of at least z. A client's share of the noise is part of its upload. If a client does not take
-    part, its share is missing, which is visible. Therefore a client's data are protected, but its participation is not
-    (the relation zero-out).
+    Secure aggregation hides individual uploads. A round with fewer than K_min uploads releases nothing, so every
+    release has a noise multiplier of at least z. A client's share of the noise is part of its upload. If a client does
+    not take part, its share is missing, which is visible. Therefore a client's data are protected, but its
+    participation is not (the relation zero-out).
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.

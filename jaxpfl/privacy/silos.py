@@ -116,7 +116,7 @@ class SiloMechanism:
         """Epsilon at this delta for each entry of `silos`.
 
         Raises:
-          JaxpflError: if the accountant does not support examples, and as in `PrivacyPlan.epsilon`.
+          JaxpflError: if the accountant does not support examples, or under the conditions of `PrivacyPlan.epsilon`.
         """
         exclusions.check({"accountant": accountant_named(accountant), "unit": "example"})
         return _epsilons(self, delta, accountant)
@@ -161,7 +161,7 @@ class SiloMechanism:
         """Set each silo's noise so that its epsilon over the run is at most the target.
 
         Raises:
-          JaxpflError: for a target out of range, and as in `PrivacyPlan.epsilon`.
+          JaxpflError: for a target out of range, or under the conditions of `PrivacyPlan.epsilon`.
         """
         return _calibrated(self, epsilon, delta, accountant)
 

@@ -256,9 +256,9 @@ def preset(data: str, partition: str | None, users_per_client: int | None = None
     """Return the preset of a data set, adapted to a partition and a number of users per client.
 
     If either is None, the preset's value is used. Options that the partition does not take are left out. The preset's
-    number of clients applies only to its own partition and users per client. With another number of users per client,
-    or if ``natural`` replaces the preset's partition, there are as many clients as groups of users (``clients`` is
-    None). If another partition replaces the preset's, there are 50 clients.
+    number of clients applies only to its own partition and users per client. With a different number of users per
+    client, or if ``natural`` replaces the preset's partition, there are as many clients as groups of users (``clients``
+    is None). If another partition replaces the preset's, there are 50 clients.
 
     Args:
       data: name of the data set.

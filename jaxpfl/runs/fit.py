@@ -106,8 +106,8 @@ def fit(
         run. Settings must then be text or numbers; name your own code as ``FILE.py:NAME``. None to write nothing.
 
     Raises:
-      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if the data do not allow a
-        setting, or if the folder contains files or cannot be written.
+      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if a setting is incompatible
+        with the data, or if the folder contains files or cannot be written.
     """
     given = dict(locals())
     settings = {name: given[name] for name in inspect.signature(RunSpec).parameters}

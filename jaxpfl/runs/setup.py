@@ -184,7 +184,8 @@ def prepare(
       own: methods by name that are used as given, without a look-up among the registered methods.
 
     Raises:
-      JaxpflError: if a name is unknown, a value is out of range, or the data or a method do not allow a setting.
+      JaxpflError: if a name is unknown, a value is out of range, or a setting is incompatible with the data or a
+        method.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("initial must be given if and only if config.warm_start is set")

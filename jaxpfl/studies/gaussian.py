@@ -508,7 +508,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
     Raises:
       JaxpflError: if the file cannot be read, if a covariate is not a column of the file, or if there is more than one
-        column of values; or as in `unit_level`.
+        column of values; or under the conditions of `unit_level`.
     """
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)

@@ -11,7 +11,7 @@ from jaxpfl.engine.state import server_context
 from jaxpfl.engine.streamed.rounds import needs_all
 
 REFUSED = {
-    "cfl": "its server sees single uploads, and all clients take part in every round",
+    "cfl": "its server sees individual uploads, and all clients take part in every round",
     "fedbuff": "its rounds are asynchronous",
     "pooled": "one client trains",
 }

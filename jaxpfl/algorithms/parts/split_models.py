@@ -153,7 +153,7 @@ def part_task(task: Task, rest: PyTree) -> Task:
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
-    """Make the function `Client.update` with tau SGD steps on both parts and an upload of the shared part."""
+    """Return the function `Client.update` with tau SGD steps on both parts and an upload of the shared part."""
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits

@@ -78,7 +78,7 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
 def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
     """Reason why a method needs each client's row number in the whole federation; empty if it does not."""
     if algorithm.reduction is Reduction.STACK:
-        return "its server sees single uploads"
+        return "its server sees individual uploads"
     return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
 
 

@@ -65,7 +65,7 @@ def prepare_group(group: Group, loaded: Data) -> Prepared:
     """Load the data of a group and prepare its runs.
 
     Raises:
-      JaxpflError: if the data or the method do not allow a setting.
+      JaxpflError: if a setting is incompatible with the data or the method.
     """
     config, method = resolve(group.config), group.method
     given = loaded.split(config)
