@@ -145,6 +145,13 @@ def _patches_are_traced() -> Iterator[None]:
 
 
 @pytest.fixture
+def x64() -> Iterator[None]:
+    """Has JAX compute in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets plans that do not say take both devices, also in the default run."""
     monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 2)

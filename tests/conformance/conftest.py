@@ -6,7 +6,6 @@ in the default run. What `test_everything_that_must_not_matter_at_once` asks of 
 asked piece by piece, and itself for all methods but one.
 """
 
-import jax
 import pytest
 from problem import ragged_federation
 from toys import CASES, CORE, QUICK
@@ -23,12 +22,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             every_time = {"adaped"} if whole.kwargs.get("slow") else set(names)
         cases = [pytest.param(CASES[name], marks=() if name in every_time else pytest.mark.slow) for name in names]
         metafunc.parametrize("method", cases, ids=names)
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,7 @@ from scipy import integrate, stats
 from jaxpfl.estimators.empirical_bayes import fay_herriot
 from jaxpfl.support.errors import JaxpflError
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def data(m: int = 25, seed: int = 0, spread: float = 0.7) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -12,11 +12,7 @@ from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.studies.bernoulli import parse_prior
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def counts(ones, sizes) -> Samples:

@@ -13,10 +13,7 @@ from jaxpfl.support.errors import JaxpflError
 FLOOR = 1e-10
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def clients(m, n, d, k, *, noise=0.1, seed=0):

@@ -10,11 +10,7 @@ from jaxpfl.estimators import base, gaussian, gaussian_closed_form, release
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.release import Release
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def exact_error(estimate_of, m: int, s2: np.ndarray, st2: float, sq2: float) -> np.ndarray:

@@ -13,11 +13,7 @@ from scipy import optimize, stats
 from jaxpfl.estimators.empirical_bayes import ebnm_groups
 from jaxpfl.support.errors import JaxpflError
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def data(within: float = 0.6, between: float = 0.8, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,11 +9,7 @@ from scipy import integrate, stats
 from jaxpfl.estimators import base, gaussian, gaussian_columns
 from jaxpfl.estimators.empirical_bayes import learned_gaussian, learned_rates
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize("m", [4, 5, 6])

@@ -14,10 +14,7 @@ from jaxpfl.support.errors import JaxpflError
 CENTERS = np.array([[0.0, 0.5], [0.43, -0.25], [-0.43, -0.25]])
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def clients(m: int, seed: int = 0, sx: float = 0.5, most: int = 5, least: int = 5) -> tuple[Samples, np.ndarray]:

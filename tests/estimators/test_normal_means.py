@@ -25,10 +25,7 @@ PRIORS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def data(m: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """Examples beside their published figures, and the real counties of docs/estimation.md."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from jaxpfl.estimators.empirical_bayes import (
     learned_gaussian,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64")]
 
 HITS = np.array([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
 LATER = np.array([
@@ -26,12 +25,6 @@ LATER = np.array([
 ])  # fmt: skip
 EFFECTS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 ERRORS = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
-
-
-@pytest.fixture(autouse=True)
-def doubles():
-    with jax.enable_x64(True):
-        yield
 
 
 def arcsine(average: np.ndarray) -> np.ndarray:

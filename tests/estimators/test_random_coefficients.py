@@ -14,10 +14,7 @@ from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
 FLOOR = 1e-8
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def clients(m, n, d, *, seed=0, noise=0.3):

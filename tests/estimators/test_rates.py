@@ -12,11 +12,7 @@ from jaxpfl.benchmarks.studies import beta_binomial
 from jaxpfl.estimators.empirical_bayes import ebbinomial, ebbinomial_regression, ebpoisson, ebpoisson_regression
 from jaxpfl.support.errors import JaxpflError
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def trials() -> tuple[np.ndarray, np.ndarray]:

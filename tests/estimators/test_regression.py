@@ -12,11 +12,7 @@ from jaxpfl.benchmarks.studies.regression_model import Population
 from jaxpfl.priors import discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.01, sx2: float = 0.05, scale=0.05):

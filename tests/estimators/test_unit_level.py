@@ -12,11 +12,7 @@ from scipy import optimize
 from jaxpfl.estimators.empirical_bayes import unit_level
 from jaxpfl.support.errors import JaxpflError
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def samples(m: int = 12, seed: int = 0, between: float = 1.0) -> tuple[np.ndarray, ...]:

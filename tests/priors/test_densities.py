@@ -9,11 +9,7 @@ from scipy import integrate, stats
 from jaxpfl import JaxpflError
 from jaxpfl.priors import Examples, discrete, distillation, gaussian, gaussian_mixture, laplace
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def mixture(d: int) -> gaussian_mixture.Mixture:

@@ -17,12 +17,6 @@ def models(d: int = 3) -> np.ndarray:
     return np.where(VALID[:, None], rng.normal(size=(8, d)), 1e3)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def tree(a):
     return {"w": a[..., :2], "b": a[..., 2]}
 

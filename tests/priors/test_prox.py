@@ -13,10 +13,7 @@ STEPS = (1e-3, 0.3, 5.0, 1e4)
 NAMES = ("gaussian", "laplace", "mixture")
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def made(name: str) -> tuple:

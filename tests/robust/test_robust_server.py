@@ -13,6 +13,7 @@ from jaxpfl.core.participation import Availability
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.uploads.robust import attack_of, attacked, resolve, robust
 
+pytestmark = pytest.mark.usefixtures("x64")
 CLIENTS = 9
 
 
@@ -58,12 +59,6 @@ def after_a_round(algorithm: Algorithm, plan: ExecutionPlan | None = None, cohor
     counts = simulation.counts(state)
     (value, contributors), arrived = state.server, np.asarray(counts.uploads[0]) > 0
     return np.asarray(value[0]), int(contributors[0]), arrived, {name: row[0, 0] for name, row in history.items()}
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def counted(arrived: np.ndarray) -> np.ndarray:

@@ -19,10 +19,7 @@ VALID = {
 }
 
 
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def stacked(seed: int = 0) -> dict[str, np.ndarray]:
