@@ -62,17 +62,16 @@ def tar(name: str) -> bytes:
     return file.getvalue()
 
 
+TWO = {"one.gz": b"1", "two.gz": b"2"}
+
+
 @pytest.mark.parametrize(
     ("files", "served", "message"),
     [
-        ({"one.gz": b"1", "two.gz": b"2"}, {"one.gz": b"1", "two.gz": b"2"}, None),
+        (TWO, TWO, None),
         ({"set.tar.gz": tar("batches")}, {"set.tar.gz": tar("batches")}, None),
-        (
-            {"one.gz": b"1", "two.gz": b"2"},
-            {"one.gz": b"1"},
-            "cannot fetch http://host/two.gz (<urlopen error gone>): ",
-        ),
-        ({"one.gz": b"1", "two.gz": b"2"}, {"one.gz": b"1", "two.gz": b"3"}, "http://host/two.gz has the MD5 sum "),
+        (TWO, {"one.gz": b"1"}, "cannot fetch http://host/two.gz (<urlopen error gone>): "),
+        (TWO, TWO | {"two.gz": b"3"}, "http://host/two.gz has the MD5 sum "),
     ],
 )
 def test_a_set_is_fetched_whole_or_not_at_all(capsys, tmp_path, monkeypatch, files, served, message):

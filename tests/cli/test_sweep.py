@@ -3,16 +3,14 @@
 import json
 from pathlib import Path
 
+import command
 import pytest
 from command import jaxpfl
 
 import jaxpfl as library
 from jaxpfl.cli import main
 
-SMALL = [
-    *("--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2", "--batch-size", "5"),
-    *("--rounds", "3", "--seeds", "2"),
-]
+SMALL = [*command.SMALL[:10], "--rounds", "3", "--seeds", "2"]
 GRID = ["--grid", "lr=.01,.1", "--grid", "adaped.psi_init=1,3.5"]
 
 

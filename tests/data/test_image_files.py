@@ -163,7 +163,7 @@ TRAIN, TEST = [images(N) for _ in range(5)], images(T)
 CIFAR_LABELS, TEST_LABELS = [RNG.integers(10, size=N) for _ in range(5)], RNG.integers(10, size=T)
 
 
-def write_cifar10(root: Path, kind: str, keys: type = bytes) -> Path:
+def write_cifar10(root: Path, kind: str, keys: type = bytes) -> None:
     folder = root / {"python": "cifar-10-batches-py", "binary": "cifar-10-batches-bin"}[kind]
     folder.mkdir(parents=True)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -174,7 +174,6 @@ def write_cifar10(root: Path, kind: str, keys: type = bytes) -> Path:
             batch = {"data": flat(x), "labels": y.tolist(), "batch_label": name, "filenames": ["a.png"] * len(y)}
             content = {key.encode() if keys is bytes else key: value for key, value in batch.items()}
             (folder / name).write_bytes(pickle.dumps(content, 2))
-    return folder
 
 
 @pytest.mark.parametrize("place", [".", "cifar10", "cifar-10"])
@@ -201,9 +200,9 @@ FINE = np.arange(200) % 100
 TABLE = RNG.permutation(np.repeat(np.arange(20), 5))
 
 
-def write_cifar100(root: Path, kind: str, coarse: np.ndarray | None = None) -> None:
+def write_cifar100(root: Path, kind: str) -> None:
     x = images(len(FINE))
-    coarse = TABLE[FINE] if coarse is None else coarse
+    coarse = TABLE[FINE]
     if kind == "npz":
         np.savez(root / "cifar100.npz", x_train=x, y_train=FINE, x_test=x, y_test=FINE, coarse_train=coarse)
         return

@@ -205,15 +205,6 @@ def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
     assert source.num_classes == 10
 
 
-def followed(source: Any) -> list[str]:
-    """Each label of a Shakespeare source with the characters before it, in the order of the examples."""
-    return [
-        "".join(ALL_LETTERS[token] for token in x[: t + 1]) + "|" + ALL_LETTERS[y[t]]
-        for x, y in zip(source.x_train, source.y_train, strict=True)
-        for t in np.flatnonzero(y >= 0)
-    ]
-
-
 @pytest.mark.parametrize("in_files", [False, True])
 def test_shakespeare_with_a_label_at_each_position(tmp_path: Path, in_files: bool) -> None:
     """Windows of 10 that follow each other by one character: each character of both runs is a label once."""
@@ -227,9 +218,10 @@ def test_shakespeare_with_a_label_at_each_position(tmp_path: Path, in_files: boo
     labels = "".join(ALL_LETTERS[y] for y in source.y_train[source.y_train >= 0])
     assert labels == runs[0][1:] + runs[1][1:]
     assert (source.y_train < 0).sum(axis=1).tolist() == [0, 0, 0, 8, 0, 0, 8]  # the last of a run has the rest alone
-    for text in followed(source):
-        context, label = text.split("|")
-        assert any(context + label in run for run in runs)
+    for x, y in zip(source.x_train, source.y_train, strict=True):
+        for t in np.flatnonzero(y >= 0):
+            text = "".join(ALL_LETTERS[token] for token in [*x[: t + 1], y[t]])
+            assert any(text in run for run in runs)
 
 
 def test_reddit_with_a_label_at_each_position(tmp_path: Path) -> None:

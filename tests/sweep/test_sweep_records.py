@@ -9,7 +9,6 @@ import pandas
 import pytest
 from pandas.testing import assert_frame_equal
 
-import jaxpfl
 from jaxpfl.runs.records import FAILED, Journal, Record, load_sweep, rows
 from jaxpfl.runs.sweep.sweep import write_best
 from jaxpfl.support.errors import JaxpflError, UnwritableError
@@ -81,13 +80,6 @@ def test_rows_have_the_same_columns():
     assert first.keys() == second.keys()
     assert first["adaped.psi_init"] is None
     assert second["lr"] is None
-
-
-def test_a_sweep_is_a_data_frame(tmp_path: Path):
-    Journal(tmp_path).append([ONE, TWO])
-    table = jaxpfl.load_sweep(tmp_path)
-    assert list(table.columns[:4]) == ["method", "lr", "clients", "seed"]
-    assert table.groupby("method").validation_accuracy.mean()["local"] == 0.5
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
