@@ -303,7 +303,7 @@ class Algorithm(NamedTuple):
         with the pooled client's state, and new clients do not adapt.
       own_steps: number of steps as a function of a client's number of examples, at most tau; None if all clients take
         tau steps.
-      guarded: whether each client's noise protects its single examples, in training and in personalisation.
+      guarded: whether each client's noise protects its individual examples, in training and in personalisation.
       in_flight: number of clients that train concurrently in asynchronous rounds; None for synchronous rounds. A round
         ends when as many uploads have arrived as a cohort has clients. 0 means twice the size of the cohort, but at
         most all clients. Uploads have as many bytes as ``Message.shared``, and there are no individual messages.

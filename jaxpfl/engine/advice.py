@@ -78,8 +78,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
-                f"{spec.method.name}: rounds of all clients wait for the slowest, like synchronous rounds: set a "
-                "cohort",
+                f"{spec.method.name} with all clients in the cohort waits for the slowest, as synchronous methods do: "
+                "set a smaller cohort",
                 strict=strict,
             )
         others = [name for name in rates(spec.method.hyper) if name not in spec.hyper]

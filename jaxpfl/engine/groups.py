@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows of this group's stack to rows of the federation, and empty slots to m: the inverse of `rows_of`."""
+        """Map rows of this group's stack to rows in the federation, and empty slots to m: the inverse of `rows_of`."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)

@@ -69,7 +69,8 @@ def uses_of(
         if "Guarded" not in str(error):
             raise
         raise JaxpflError(
-            f"{method} cannot protect single examples (privacy.unit = example): it uses them outside private gradients"
+            f"{method} cannot protect individual examples (privacy.unit = example): it uses them outside private "
+            "gradients"
         ) from error
     return ledgers
 

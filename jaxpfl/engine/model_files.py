@@ -236,7 +236,7 @@ class Models:
         return pandas.DataFrame({"client": clients, **self._columns(found)})
 
     def _columns(self, found: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns of a table of predictions, given the result of `predict`."""
+        """Return the columns of a prediction table, given the result of `predict`."""
         kind, classes = self.manifest["task"], self.manifest["class_names"]
         if not np.isfinite(found).all():
             raise JaxpflError(f"{self.method}: a model has diverged: its predictions are not finite numbers")

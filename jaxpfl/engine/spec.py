@@ -276,9 +276,9 @@ class RunSpec(Settings):
         None, kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig)
     )
     """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. They apply to
-    the clients' uploads, or to the gradients of single examples if a PrivacyConfig has unit = example. `Fit.statement`
-    returns the privacy guarantee. Clients with private uploads all have the same weight. A run that cannot be accounted
-    for is refused."""
+    the clients' uploads, or to the gradients of individual examples if a PrivacyConfig has unit = example.
+    `Fit.statement` returns the privacy guarantee. Clients with private uploads all have the same weight. A run that
+    cannot be accounted for is refused."""
     plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
     """Choices of speed and memory."""
 
@@ -369,7 +369,7 @@ class RunSpec(Settings):
 
     @property
     def guards_examples(self) -> bool:
-        """True if privacy protects examples: every client clips the gradients of single examples."""
+        """True if privacy protects examples: every client clips the gradients of individual examples."""
         return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.is_example_level
 
     @property

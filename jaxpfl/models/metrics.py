@@ -1,4 +1,4 @@
-"""Metrics beyond accuracy, which score single examples, or all predictions of a client together.
+"""Metrics beyond accuracy, which score individual examples, or all predictions of a client together.
 
 A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client's score is the mean over its examples.
 A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n] of

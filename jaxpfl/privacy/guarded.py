@@ -107,7 +107,7 @@ class Ledger:
         Raises:
           JaxpflError: always.
         """
-        raise JaxpflError(f"{self.method} cannot protect single examples (privacy.unit = example): it {why}")
+        raise JaxpflError(f"{self.method} cannot protect individual examples (privacy.unit = example): it {why}")
 
 
 class _OfClient(NamedTuple):

@@ -104,7 +104,7 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
         f"{loses}; privacy.quantile = 0.5 adapts the clipping norm privately, whereas epsilon covers neither these "
         "norms nor a choice based on them"
     )
-    few = f"; for {clients} clients, privacy.unit = example protects single examples with less noise"
+    few = f"; for {clients} clients, privacy.unit = example protects individual examples with less noise"
     return text + few * (clients < _FEW)
 
 

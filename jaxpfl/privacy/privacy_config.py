@@ -82,7 +82,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
 
     @property
     def is_example_level(self) -> bool:
-        """True if single examples are protected; False if users are."""
+        """True if individual examples are protected; False if users are."""
         return self.unit == "example"
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:

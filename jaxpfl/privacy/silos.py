@@ -1,6 +1,6 @@
 r"""Example-level privacy of silos: sampling, noise and accounting for DP-SGD in each silo.
 
-A silo is a client whose single examples are protected against everyone outside the silo. A silo with :math:`n_i`
+A silo is a client whose individual examples are protected against everyone outside the silo. A silo with :math:`n_i`
 examples draws mini-batches B that contain each example with probability :math:`q_i = \min(b / n_i, 1)`, where b is the
 expected size of a mini-batch. With the gradient g_j of example j, the silo uses the noisy gradient
 

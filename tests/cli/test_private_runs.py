@@ -52,7 +52,7 @@ def test_a_clipping_norm_far_from_the_uploads_is_remarked_on(capsys, tmp_path):
     command = ("compare", "local", "fedavg", *SMALL, *BUDGET, "--privacy.clipping-norm", "50", "--output", tmp_path)
     said = " ".join(jaxpfl(capsys, *command).out.split())
     assert "fedavg: the clipping norm is 50, and the median norm of the uploads is" in said
-    assert "for 6 clients, privacy.unit = example protects single examples with less noise" in said
+    assert "for 6 clients, privacy.unit = example protects individual examples with less noise" in said
     assert "local: the clipping norm" not in said
 
 

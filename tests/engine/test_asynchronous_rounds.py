@@ -32,7 +32,7 @@ def test_what_is_not_served_is_refused(given: dict[str, Any], said: str):
 
 
 def test_rounds_of_all_clients_are_warned_of():
-    with pytest.warns(JaxpflWarning, match="fedbuff: rounds of all clients wait for the slowest"):
+    with pytest.warns(JaxpflWarning, match="fedbuff with all clients in the cohort waits for the slowest"):
         check_settings([RunSpec(method=FEDBUFF)], newcomers=False)
     check_settings([RunSpec(method=FEDBUFF, cohort=2)], newcomers=False)
 

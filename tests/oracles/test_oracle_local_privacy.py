@@ -123,7 +123,7 @@ def test_only_our_own_methods_are_accounted_by_the_noise_of_all_clients():
         assert releases_of(RunSpec(method=method), fedavg.hyper, STEPS)["linear"] is linear
 
 
-# --- DP-SGD in every silo: Poisson batches, clipped gradients of single examples, noise of the named stream ---
+# --- DP-SGD in every silo: Poisson batches, clipped gradients of individual examples, noise of the named stream ---
 
 HP = {"lr": 0.4, "weight_decay": 0.02, "lam": 0.3}
 B, C, Z, TWICE = 5, 0.3, 0.8, 2

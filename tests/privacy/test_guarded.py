@@ -239,7 +239,7 @@ def test_other_uses_are_refused(federation, method, reason):
     """Methods of every kind either say in one line why they cannot be private, or count their uses."""
     if not reason:
         said = outcome(method, federation)
-        assert said is None or (said.startswith(f"{method} cannot protect single examples") and "\n" not in said)
+        assert said is None or (said.startswith(f"{method} cannot protect individual examples") and "\n" not in said)
         return
     with pytest.raises(JaxpflError, match=reason):
         ledgers(method, federation)
@@ -308,7 +308,7 @@ HOLES = {
 
 @pytest.mark.parametrize("hole", HOLES)
 def test_a_method_of_ones_own_cannot_take_more(federation, hole):
-    with pytest.raises(JaxpflError, match="mine cannot protect single examples") as refused:
+    with pytest.raises(JaxpflError, match="mine cannot protect individual examples") as refused:
         ledgers(HOLES[hole], federation)
     assert "\n" not in str(refused.value)
 

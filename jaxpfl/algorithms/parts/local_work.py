@@ -205,8 +205,8 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
 def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
     """Return the function that computes `batch_loss` and its gradient.
 
-    If examples are guarded (privacy for single examples), the loss is NaN, and the gradient is the noisy mean of the
-    examples' clipped gradients.
+    If examples are guarded (privacy for individual examples), the loss is NaN, and the gradient is the noisy mean of
+    the examples' clipped gradients.
     """
 
     def example_loss(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:

@@ -55,7 +55,7 @@ _RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
 
 
 class UnitMeans(NamedTuple):
-    """Predictions of the means of m clients from N samples and p columns of covariates; the first is the intercept.
+    """Predicted means of m clients, from N samples and p columns of covariates; the first column is the intercept.
 
     Attributes:
       size: numbers n_i of samples, [m].
