@@ -7,7 +7,7 @@ if times are equal, clients that began earlier come first. Each of the K clients
 with the randomness and the learning rate of the round in which it began. The duration of the round is then subtracted
 from the other clients' times. A client's staleness is the number of rounds that ended while it was at work.
 
-With M = K and equal times, every client arrives in the round in which it began. Cohorts and results are then the same
+With M = K and equal times, every upload arrives in the round in which it began. Cohorts and results are then the same
 as in synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still arrives and belongs to
 the round's K clients.
 
@@ -39,7 +39,7 @@ class InFlight(NamedTuple):
       received: `Message.shared` that each client received when it began, leaves [M, ...].
       rows: row of each slot's client in the federation, [M] int32; the number of clients in empty slots.
       began: round in which each client began, [M] int32.
-      left: seconds from the end of the last round until each client arrives, [M] float32.
+      left: seconds from the end of the last round until each upload arrives, [M] float32.
     """
 
     received: PyTree
@@ -49,11 +49,11 @@ class InFlight(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """The K clients that arrive in a round.
+    """The K clients whose uploads arrive in a round.
 
     Attributes:
       rows: rows of these clients in the federation, sorted, [K] int32.
-      slots: for each row of the federation, the slot of its client if the client arrives, and 0 otherwise, [m] int32.
+      slots: for each row of the federation, the slot of its client if the upload arrives, and 0 otherwise, [m] int32.
       seconds: duration of the round, [] float32.
     """
 
@@ -152,11 +152,11 @@ def dispatched(
 
 
 def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arrivals]:
-    """Let the next K clients arrive; return the clients still at work, and the arrivals.
+    """Let the next K uploads arrive; return the clients still at work, and the arrivals.
 
     Args:
       before: clients at work, in all slots.
-      cohort: number K of clients that arrive.
+      cohort: number K of uploads that arrive.
       clients: number m of clients.
     """
     arriving = jnp.lexsort((before.began, before.left))[:cohort].astype(jnp.int32)

@@ -125,7 +125,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of the paper: replace each entry x, clipped to [0, 1], by one of two values with expectation x:
+    r"""The paper's message (7): replace each entry x, clipped to [0, 1], by one of two values with expectation x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad

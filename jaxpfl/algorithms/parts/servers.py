@@ -310,9 +310,7 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and the number of rounds of training of each, [S] int32; -1 for an empty
-    slot.
-    """
+    """Past global models, leaves [S, ...], and their numbers of training rounds, [S] int32; -1 for an empty slot."""
 
     rounds: Array
     models: PyTree

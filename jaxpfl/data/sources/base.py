@@ -136,7 +136,7 @@ def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
 
 
 def data_directory(data_dir: str | None = None) -> Path:
-    """Return the folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
+    """Return the folder of the data sets: ``data_dir`` if given, else ``$JAXPFL_DATA_DIR`` if set, else ``./data``."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
 
 
