@@ -106,8 +106,6 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
     def personalize(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
-        if tuning is None:
-            return message.shared
         given = (tuning, task, key, hp, ctx, splits.train)
         return fine_tuning.fine_tuned(*given, message.shared, work.steps)
 
@@ -116,7 +114,7 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        gradients=gradients(work.steps, personalize=0 if tuning is None else tuning.own_steps or tuning.steps),
+        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
     )
     algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
     return with_server_optimizer(algorithm, work.server_optimizer)

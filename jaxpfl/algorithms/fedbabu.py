@@ -89,8 +89,6 @@ def fedbabu(
     def personalize(
         key: Key, hp: FedBABUHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
-        if tuning is None:
-            return message.shared
         given, factor = (key, hp, ctx, splits.train), hp.fine_tune_factor
         if fine_tune == "all":
             return fine_tuning.fine_tuned(tuning, task, *given, message.shared, work.steps, factor)
@@ -104,7 +102,7 @@ def fedbabu(
         update=update,
         personalize=personalize,
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=gradients(work.steps, personalize=0 if tuning is None else tuning.own_steps or tuning.steps),
+        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
     )
 
     def server_init(key: Key, hp: FedBABUHyper, ctx: ServerContext) -> Halves:

@@ -149,8 +149,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console
 
-    if session.force:
-        session.check_force(session.output, resume=session.resume)
+    session.check_force(session.output, resume=session.resume)
     folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
     with ExitStack() as stack:
         ray = None if session.ray is None else stack.enter_context(runner.ray_cluster(session.ray))

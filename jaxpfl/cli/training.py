@@ -47,18 +47,18 @@ class WriteFlags:
     """Print only the result and errors: no progress, notes or warnings (--strict turns warnings into errors)."""
 
     def check_force(self, output: Path | None, *, resume: bool) -> None:
-        """Check that ``--force`` is used with ``--output`` and without ``--resume``.
+        """Check that ``--force``, if given, is used with ``--output`` and without ``--resume``.
 
         Args:
           output: value of ``--output``.
           resume: whether ``--resume`` is given.
 
         Raises:
-          JaxpflError: if ``--output`` is missing, or ``--resume`` is given.
+          JaxpflError: if ``--force`` is given and ``--output`` is missing, or ``--resume`` is given too.
         """
-        if resume:
+        if self.force and resume:
             raise JaxpflError("--resume continues the earlier results and --force replaces them: give only one of them")
-        if output is None:
+        if self.force and output is None:
             raise JaxpflError("--force replaces the folder that --output names: give --output too")
 
     def notes(self, *, writes: bool = True) -> Console:
@@ -264,8 +264,7 @@ def _experiment(
     from jaxpfl.support import distributed, processes
 
     with ExitStack() as stack:
-        if session.force:
-            session.check_force(session.output, resume=session.resume)
+        session.check_force(session.output, resume=session.resume)
         methods = algorithms.names_of(methods)
         _start(settings, session)
         writes = processes.is_first()
@@ -293,8 +292,7 @@ def _experiment(
         own = session.output or default_folder(command, config, methods, session.resume)
         folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []
-        if session.tensorboard or session.mlflow is not None or session.wandb is not None:
-            processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
+        processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(run_folder.lock(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         # If a signal ends the process from here on, its message says how to resume the run.
@@ -303,8 +301,7 @@ def _experiment(
         changes = processes.on_first(opened)
         if changes and writes:
             session.note(f"resuming {folder} with {'; '.join(changes)}")
-        if session.distributed is not None:
-            distributed.note(kept)
+        distributed.note(kept)
         given, headline = [experiment], experiment.headline
         del experiment  # so that `run_methods` holds the only reference and may free the examples
         with Terminal(err, headline) as reporter:

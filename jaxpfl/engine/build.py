@@ -319,7 +319,7 @@ class Assembled:
         work = self.work
         privacy, schedule = work.privacy, work.schedule
         work = dataclasses.replace(work, schedule=None)
-        if privacy is not None and _is_registered(method) and method.releases is None and work.step_noise is None:
+        if _is_registered(method) and method.releases is None and work.step_noise is None:
             # `privatize` adds the mechanism below. If the method's functions captured the mechanism, each noise
             # multiplier would need its own program.
             work = dataclasses.replace(work, privacy=None)
@@ -341,8 +341,7 @@ class Assembled:
             "aggregate": spec.is_robust and spec.aggregate,
             "attack": lies and spec.attack,
         }
-        if any(given.values()):
-            exclusions.check(given)
+        exclusions.check(given)
         if privacy is not None and method.uploads:
             _check_private(method, algorithm, self.task, work, privacy)
             if method.releases is None:

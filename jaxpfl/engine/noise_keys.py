@@ -138,9 +138,10 @@ class Ours:
     last: Key | None = None
     _digests: set[bytes] = dataclasses.field(default_factory=set)
 
-    def add(self, keys: Key) -> None:
-        """Add the noise keys of some private runs, [S]."""
-        self._digests |= _digests(keys)
+    def add(self, keys: Key | None) -> None:
+        """Add the noise keys of some runs, [S]; None if the runs are not private."""
+        if keys is not None:
+            self._digests |= _digests(keys)
 
     def check(self, keys: Key | None) -> None:
         """Check that the keys belong to this simulation's runs.

@@ -123,7 +123,12 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
-    """Assign each group's clients to devices such that all devices store about equally many of their own examples."""
+    """Assign each group's clients to devices such that all devices store about equally many of their own examples.
+
+    If every device stores all data, the groups are returned unchanged.
+    """
+    if not placement.own_data:
+        return groups
 
     def dealt(group: Group, part: Federation) -> Group:
         sizes = np.stack([np.asarray(split.size) for split in part.all_splits], axis=1)

@@ -126,8 +126,7 @@ class Simulation:
             raise JaxpflError(
                 f"client ids must be distinct, as random numbers depend on them: {ids[times > 1][0]} occurs twice"
             )
-        if processes.several():
-            agree_on(federation)
+        agree_on(federation)
         algorithm.check_data(federation)
         federation = federation._replace(client_names=None, preparation=None)  # one program serves clients of any names
         if algorithm.in_flight is not None:
@@ -156,8 +155,7 @@ class Simulation:
         self.placement = place(participation.num_clients, *on, model_shards=execution.model_shards)
         self._groups = make_groups(algorithm, np.asarray(trained.client_ids), execution.devices)
         parts = split(trained, self._groups, views=self.placement.own_data)
-        if self.placement.own_data:
-            self._groups = balanced(self._groups, parts, self.placement)
+        self._groups = balanced(self._groups, parts, self.placement)
         self.federations = self._place_data(parts)
         own_data, ids = self.placement.own_data, np.asarray(trained.client_ids)
         self._ids = processes.put(ids, self.placement.everywhere) if own_data else None
@@ -243,8 +241,7 @@ class Simulation:
           JaxpflError: if another simulation started the private run, or if a round does not fit in memory even with the
             smallest block of clients that the plan allows. Both conditions are checked before any round runs.
         """
-        if self._noise.private or state.noise is not None:
-            self._noise.check(state.noise)
+        self._noise.check(state.noise)
         state = put_states(state, self.placement)
         history: list[Metrics] = []
         lengths: list[int] = []
@@ -382,8 +379,7 @@ class Simulation:
         data = processes.deal(given, wanted, layout)
         key, noise = jax.tree.map(jax.random.wrap_key_data, (data.key, data.noise))
         placed = data._replace(key=key, noise=noise)
-        if placed.noise is not None:
-            self._noise.add(placed.noise)
+        self._noise.add(placed.noise)
         return placed
 
     def trimmed_shapes(self, runs: int) -> RunState:
@@ -421,8 +417,7 @@ class Simulation:
         The caller must make sure that a private state belongs to a run of this simulation, for example a stored run.
         This is not checked.
         """
-        if state.noise is not None:
-            self._noise.add(state.noise)
+        self._noise.add(state.noise)
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
@@ -552,8 +547,7 @@ class Simulation:
         placement = self._scored.placement
         groups = make_groups(self.algorithm, ids, placement.parts, may_be_empty=True)
         parts = split(unseen._replace(client_names=None, preparation=None), groups, views=placement.own_data)
-        if placement.own_data:
-            groups = balanced(groups, parts, placement)
+        groups = balanced(groups, parts, placement)
         self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups
 
@@ -665,7 +659,5 @@ def _pooled_scored(algorithm: Algorithm, federation: Federation, scoring: Resolv
     placement = place(*given, model_shards=scoring.model_shards)
     placement = placement._replace(state=RunState._make([placement.everywhere] * len(RunState._fields)))
     scored = federation._replace(train=federation.train.emptied())
-    groups = make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices)
-    if placement.own_data:
-        groups = balanced(groups, (scored,), placement)
+    groups = balanced(make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices), (scored,), placement)
     return Scored((put(scored, placement, groups[0]),), groups, placement)

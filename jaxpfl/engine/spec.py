@@ -311,8 +311,7 @@ class RunSpec(Settings):
             raise JaxpflError(f"attackers = {self.attackers:g} requires an attack: {', '.join(robust.ATTACKS)}")
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, but there is only one: set eval_every")
-        if self.metrics is not None:
-            metrics.parse_metrics(self.metrics)
+        metrics.parse_metrics(self.metrics)
         if self.lr_schedule != schedules.OWN:
             schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
@@ -340,8 +339,7 @@ class RunSpec(Settings):
             "clip_gradients": self.clip_gradients,
             "augment": self.augment,
         }
-        if any(given.values()):
-            exclusions.check(given)
+        exclusions.check(given)
 
     @property
     def hp(self) -> Any:

@@ -275,7 +275,7 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
     own, added = list(task.metrics), {}
-    for name, metric in () if spec.metrics is None else task_metrics.parse_metrics(spec.metrics).items():
+    for name, metric in task_metrics.parse_metrics(spec.metrics).items():
         if isinstance(metric, str):
             if name == metric and name in task.metrics:  # naming a metric that the task already has is not an error
                 continue

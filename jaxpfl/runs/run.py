@@ -122,8 +122,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if texts:
-            run_folder.write_code(folder, texts)
+        run_folder.write_code(folder, texts)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:
@@ -182,7 +181,7 @@ def run_methods(
                     reporter.say(f"{name}: already finished")
                 else:
                     try:
-                        with end_trackers(trackers) if trackers else nullcontext():
+                        with end_trackers(trackers):
                             _run_method(
                                 experiment,
                                 simulation_of,

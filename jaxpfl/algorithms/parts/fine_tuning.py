@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, sgd
-from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.protocol import ClientContext, LocalEpochs
 from jaxpfl.core.types import ClientData, Key, PyTree, Scalar
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError
@@ -34,8 +34,13 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
     return replace(work, steps=steps, epochs=None) if steps else None
 
 
+def step_count(tuning: LocalWork | None) -> int | LocalEpochs:
+    """Number of steps of fine-tuning, the same for all clients or each client's own number."""
+    return 0 if tuning is None else tuning.own_steps or tuning.steps
+
+
 def fine_tuned(
-    tuning: LocalWork,
+    tuning: LocalWork | None,
     task: Task,
     key: Key,
     hp: SgdHyper,
@@ -45,9 +50,11 @@ def fine_tuned(
     round_steps: int,
     factor: Scalar = 1.0,
 ) -> PyTree:
-    """Return the parameters after fine-tuning from ``params``.
+    """Return the parameters after fine-tuning from ``params``, or ``params`` if fine-tuning has no steps.
 
     The learning rate is ``factor`` times the learning rate of the last round, which had ``round_steps`` local steps.
     """
+    if tuning is None:
+        return params
     rate = factor * hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
     return sgd(tuning, task, key, ctx, data, params, rate=rate, weight_decay=hp.weight_decay)[0]

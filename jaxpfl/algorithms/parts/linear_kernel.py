@@ -101,23 +101,19 @@ def local_sgd(
     private = isinstance(data, GuardedData) or (uploaded and work.step_noise is not None)
     if _form.value == "plain" or not is_linear(task) or changed or private:
         return None
-    head, (x, y), own = params["head"], data.examples, work.own_steps if steps is None else None
+    head, (x, y) = params["head"], data.examples
     features, outputs = head["kernel"].shape
     labels, dtype = 1 if task.loss is cross_entropy else outputs, head["kernel"].dtype
-    steps = work.steps if steps is None else steps
-    plan = work.batches(steps, own)
+    plan = work.batches(work.steps, work.own_steps) if steps is None else work.batches(steps)
     row = _power(features) * dtype.itemsize
     fits = _power(plan.batch_size) * row <= MOST_BYTES and outputs * row <= MOST_WEIGHTS
     # Triton's offsets are signed and, for arrays up to 4 GiB, 32 bits long.
     if not fits or outputs > MOST_OUTPUTS or x.size >= 2**31 or y.size != labels * len(y):
         return None
-    limit = jnp.minimum(steps, ctx.step_limit)
-    if own is not None:
-        limit = jnp.minimum(limit, own.steps(data.size))
     indices = None
     if not plan.full:
         indices, _ = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.size)
-    counts = jnp.stack([data.start, data.size, limit])
+    counts = jnp.stack([data.start, data.size, work.step_limit(steps, ctx, data)])
     numbers = jnp.stack([jnp.asarray(number, dtype) for number in coefficients])
     client = _Clients(counts, numbers, head, None if anchor is None else anchor["head"], indices)
     (loss_of,) = (of for loss, of in _LOSSES.items() if loss is task.loss)

@@ -156,6 +156,15 @@ class LocalWork:
         """
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
+    def step_limit(self, steps: int | None, ctx: ClientContext, data: ClientData) -> Scalar:
+        """Number of steps that a client takes: ``steps``, or the limit of the round if that is smaller.
+
+        Without ``steps``, it takes tau steps, or its own number of steps if local work is specified in epochs.
+        """
+        limit = steps_within(self.steps if steps is None else steps, ctx.step_limit)
+        own = self.own_steps
+        return limit if steps is not None or own is None else jnp.minimum(limit, own.steps(data.size))
+
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
         """Return the client optimizer at a learning rate. Its input is ``gradient + weight_decay parameters``.
 
@@ -274,12 +283,10 @@ def run_steps(
     Returns:
       The carry after the last step, and each metric's mean over the steps taken.
     """
+    limit = work.step_limit(steps, ctx, data)
     own = work.own_steps if steps is None else None
     steps = work.steps if steps is None else steps
     plan = work.batches(steps * batches_each, own and own._replace(batches=batches_each))
-    limit = steps_within(steps, ctx.step_limit)
-    if own is not None:
-        limit = jnp.minimum(limit, own.steps(data.size))
     zeros, carry = {name: jnp.zeros(()) for name in metrics}, optimizers.resume_memories(carry)
     if isinstance(limit, int) and limit == 0:
         return optimizers.record_memories(carry), zeros
@@ -379,7 +386,7 @@ def train(
             moved, (value, gradient) = None, plain(at.params, key, batch)
         else:
             (value, moved), gradient = observed_gradient(task, statistics)(at.params, key, batch)
-        if uploaded and work.privacy is not None:
+        if uploaded:
             gradient = work.released(key, gradient)
         if anchor is not None:
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)

@@ -154,10 +154,8 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """
     if not isinstance(optimizer, str):
         return optimizer
-    if optimizer in OPTIMIZERS:
-        return functools.partial(OPTIMIZERS[optimizer])
     name, arguments = choices.parse("optimizer", optimizer, OPTIMIZERS)
-    known = _arguments(OPTIMIZERS[name])
+    known = _arguments(OPTIMIZERS[name]) if arguments else {}
     given: dict[str, Any] = {}
     for key, value in arguments.items():
         if key == "learning_rate":

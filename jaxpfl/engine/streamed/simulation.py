@@ -206,8 +206,7 @@ class StreamedSimulation(Simulation):
         Raises:
           JaxpflError: if the files cannot be restored to that round.
         """
-        if state.noise is not None:
-            self._noise.add(state.noise)
+        self._noise.add(state.noise)
         clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
         if self._disk is not None:
             self._disk.recover(int(np.max(state.round)))
@@ -259,8 +258,7 @@ class StreamedSimulation(Simulation):
     # --- rounds and scores ------------------------------------------------------------------------
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        if self._noise.private or state.noise is not None:
-            self._noise.check(state.noise)
+        self._noise.check(state.noise)
         self._check_current(state)
         if rounds <= 0:
             return state, {}

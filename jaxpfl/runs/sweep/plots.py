@@ -41,8 +41,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
     drawn = {f"by-{name.replace('/', '-')}": _axis_plot(points, axis, axes, styles) for name, axis in axes.items()}
     for method, own in points.items():
-        varied = axes_of(own)
-        figure = draw_pairs(method, own, varied) if len(varied) > 1 else None
+        figure = draw_pairs(method, own, axes_of(own))
         if figure is not None:
             drawn[f"pairs-{method}"] = figure
     return drawn
