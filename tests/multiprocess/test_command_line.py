@@ -102,7 +102,7 @@ def test_stopped_and_killed_runs_go_on(tmp_path, which, number):
         assert statuses[which] == -number
         assert statuses[other] == 2
         assert last[-1].startswith(f"error: process {which} of 2 ended before the run did; kept in {folder}")
-        assert not any("Traceback" in line or "coordination" in line for line in last)
+        assert not any("Traceback" in line for line in last), last
     assert run(tmp_path, *arguments, "--resume", processes=1) == [0], said(tmp_path, 0)
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 300
 
@@ -159,10 +159,9 @@ def test_a_wait_for_another_process_is_said_and_ends():
     """Process 0, whom nobody joins, says so and gives up."""
     address = free_address()
     code = f"from jaxpfl.support import distributed; distributed.start({address!r}, 2, 0, timeout=8, on_wait=print)"
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == f"waiting for 1 of 2 processes at {address}\n"
-    assert "not all processes reached" in done.stderr.splitlines()[-1], done.stderr
+    assert f"JaxpflError: cannot join the processes of the run: not all processes reached {address}" in done.stderr
 
 
 def test_a_stranger_is_refused_and_nobody_else_can_come(tmp_path):
