@@ -218,11 +218,13 @@ def _constant(summary: dict[str, Any]) -> list[str]:
     headline, constant = stored_headline(summary), summary.get("constant", {})
     if (mean := constant.get("mean")) is None:
         return []
-    what = "mean" if headline.lower else f"most frequent class, {label(str(constant['prediction']))}"
+    what = "mean training label"
+    if not headline.lower:
+        what = f"most frequent training class, {label(str(constant['prediction']))}"
     scores = {name: row[headline.personalized]["mean"] for name, row in summary["methods"].items()}
     below = [name for name, own in scores.items() if own is not None and headline.better(own - mean) <= 0]
     beaten = [f"{name} does not beat the constant predictor ({headline.number(mean)})" for name in below]
-    return [f"constant predictor (of the training labels, the {what}): {headline.number(mean)}", *beaten]
+    return [f"constant predictor (the {what}): {headline.number(mean)}", *beaten]
 
 
 def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
