@@ -1,6 +1,6 @@
-r"""AdaMix: personalisation by a Gaussian-mixture prior that the server fits (Ozkara et al. 2023, Algorithm 1).
+r"""AdaMix: personalization by a Gaussian-mixture prior that the server fits (Ozkara et al. 2023, Algorithm 1).
 
-The personalised models are theta_i, with losses f_i. Component l = 1 ... k of the prior has probability p_l, center
+The personalized models are theta_i, with losses f_i. Component l = 1 ... k of the prior has probability p_l, center
 mu_l and variance s_l^2.
 
 .. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
@@ -29,9 +29,9 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 20, scaling: str = "sum") -> Algorithm:
-    """AdaMix: personalisation with a Gaussian-mixture prior that the server fits to the clients' models.
+    """AdaMix: personalization with a Gaussian-mixture prior that the server fits to the clients' models.
 
-    Each client keeps its own model theta_i, which is its personalised model. There is no global model.
+    Each client keeps its own model theta_i, which is its personalized model. There is no global model.
     Reference: Ozkara et al. 2023, Algorithm 1.
 
     Args:

@@ -1,12 +1,12 @@
-r"""AdaPeD: adaptive personalisation by distillation (Ozkara et al. 2023, Algorithm 2).
+r"""AdaPeD: adaptive personalization by distillation (Ozkara et al. 2023, Algorithm 2).
 
 The objective of client i is
 
 .. math:: f_i(\theta_i) + \tfrac12 \log(2\psi) + \frac{f^{KD}(\theta_i, \mu)}{2 \psi}
 
 where f_i is the client's cross-entropy CE, and f^KD is the mean Kullback-Leibler divergence between the predictions of
-the two models. The client minimises over its personal model theta_i, and all clients jointly minimise over the global
-model mu and the scale psi. A large psi means that the clients are heterogeneous and theta is weakly regularised. Each
+the two models. The client minimizes over its personal model theta_i, and all clients jointly minimize over the global
+model mu and the scale psi. A large psi means that the clients are heterogeneous and theta is weakly regularized. Each
 local step makes three updates, in this order:
 
 .. math::
@@ -65,9 +65,9 @@ class Remembering(NamedTuple):
 def adaped(
     task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "", gate: bool = False
 ) -> Algorithm:
-    """AdaPeD: adaptive personalisation by distillation, with a distillation weight that is learnt.
+    """AdaPeD: adaptive personalization by distillation, with a distillation weight that is learned.
 
-    Each client keeps its own model theta_i, which is its personalised model. The global model mu is distilled from the
+    Each client keeps its own model theta_i, which is its personalized model. The global model mu is distilled from the
     personal models.
 
     Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.

@@ -18,7 +18,7 @@ single client's examples. With the defaults kappa = 1 and delta = 0, mu is the g
 By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
 step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting
 from theta = mu, the client makes the update of theta ``fine_tune_steps`` times, with mu fixed and eta_1 of the last
-round. The method is then fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's
+round. The method is then fine-tuned FedAvg with a regularization toward the global model's predictions. In the paper's
 terms, fine-tuning is gradient descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated
 beforehand. With ``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
 
@@ -28,7 +28,7 @@ The options are
 - starting a kept theta from the mu of the client's first round in a cohort instead of the mu of round 0 (``start``);
 - fine-tuning before a prediction (``fine_tune_steps``);
 - another initial psi (``psi_init``), annealing of psi (``anneal``), and a psi that each client estimates (``own_psi``);
-- normalising the weights of CE and f in theta's loss, 1 and 1/(2 psi), to sum to one, so that a small psi does not
+- normalizing the weights of CE and f in theta's loss, 1 and 1/(2 psi), to sum to one, so that a small psi does not
   raise the effective learning rate (``normalize``);
 - the gate (``gate``), and training outside the cohort (``idle_rounds``).
 
@@ -39,8 +39,8 @@ numbers of examples.
 The distillation term in fine-tuning had no benefit in the measured cases (``docs/records/adaped-plus.md``). Without
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
 all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (for
-example, because their labels are permuted), theta starts from a wrong model and is regularised towards this model.
-`local` and `ifca` are then better choices. The gate would remove the regularisation, but not the wrong start. All
+example, because their labels are permuted), theta starts from a wrong model and is regularized toward this model.
+`local` and `ifca` are then better choices. The gate would remove the regularization, but not the wrong start. All
 clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
@@ -122,7 +122,7 @@ def adaped_plus(
 ) -> Algorithm:
     """AdaPeD-plus: AdaPeD with a global model mu trained on labels, and personal models fine-tuned from mu.
 
-    The personalised model theta_i is fine-tuned from mu or, with ``keep``, kept by the client. The global model is mu.
+    The personalized model theta_i is fine-tuned from mu or, with ``keep``, kept by the client. The global model is mu.
 
     Args:
       task: the model and its loss.

@@ -1,4 +1,4 @@
-r"""APFL: personalised models whose parameters are mixtures of a local model's and the global model's parameters.
+r"""APFL: personalized models whose parameters are mixtures of a local model's and the global model's parameters.
 
 A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Let
 :math:`\bar v = \alpha v + (1 - \alpha) w` with the values of v, alpha and w before a step, and let f_i be the client's
@@ -10,13 +10,13 @@ loss. Each of the tau steps is
    \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
 
 on one mini-batch, with learning rates eta, eta_v and eta_alpha; the projection Pi limits alpha to [0, 1]. The server
-averages w uniformly. The personalised model is one model with mixed parameters, alpha v + (1 - alpha) mu; predictions
+averages w uniformly. The personalized model is one model with mixed parameters, alpha v + (1 - alpha) mu; predictions
 are not mixed. The paper has a single learning rate for w, v and alpha, and its experiments update alpha once in a
 round. Weight decay is added to the gradients of w and v.
 
 In training, v is mixed with the client's own w. If clients differ much, mu is far from this w, and the mixture of v
 with mu can be worse than v alone or than local training. With ``--set apfl.keep_w=true``, a client keeps the w that it
-uploaded last, and the personalised model is the mixture of v and this w, as in PFLlib's evaluation.
+uploaded last, and the personalized model is the mixture of v and this w, as in PFLlib's evaluation.
 
 Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning",
 https://arxiv.org/abs/2003.13461.
@@ -70,16 +70,16 @@ def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
 
 
 def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool = False) -> Algorithm:
-    """APFL: adaptive personalised FL, which mixes each client's local model with the averaged global model.
+    """APFL: adaptive personalized FL, which mixes each client's local model with the averaged global model.
 
-    The personalised model is ``alpha_i v_i + (1 - alpha_i) mu``, where v_i is the client's local model and alpha_i its
+    The personalized model is ``alpha_i v_i + (1 - alpha_i) mu``, where v_i is the client's local model and alpha_i its
     mixture weight. The global model mu is the average of the clients' trained copies w of mu.
 
     Args:
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the steps on w and v, but not on alpha.
-      adapt_alpha: whether alpha is learnt; otherwise it stays at ``alpha_init``.
-      keep_w: whether clients keep w at the end of a round and mix v with this w, instead of mu, in the personalised
+      adapt_alpha: whether alpha is learned; otherwise it stays at ``alpha_init``.
+      keep_w: whether clients keep w at the end of a round and mix v with this w, instead of mu, in the personalized
         model. A client that has not yet taken part uses mu.
     """
     loss = loss_gradient(task)

@@ -8,7 +8,7 @@ cluster is split if its mean update is short although some client's update is lo
    \max_{i \in c} \|\Delta_i\| > \varepsilon_2,
 
 because theta_c is then a stationary point of the mean loss, but not of the clients' own losses. The two new clusters
-are chosen to minimise the largest cosine :math:`\alpha_{ij}` between updates of clients in different clusters,
+are chosen to minimize the largest cosine :math:`\alpha_{ij}` between updates of clients in different clusters,
 
 .. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \; \max_{i \in c_1, j \in c_2} \alpha_{ij}.
 
@@ -134,7 +134,7 @@ def cosines(updates: PyTree) -> tuple[Array, Array]:
 def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     """Clustered federated learning (CFL): clusters of clients are split by the directions of their updates.
 
-    The personalised model is the model of the client's cluster. There is no global model.
+    The personalized model is the model of the client's cluster. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. Every client must take part in
     every round. A new client uses the cluster model with the smallest loss on its training examples. (The paper assigns

@@ -1,11 +1,11 @@
-r"""Ditto: a global model by FedAvg, and personal models that are regularised towards it.
+r"""Ditto: a global model by FedAvg, and personal models that are regularized toward it.
 
 A client takes tau FedAvg steps from w = mu, the global model. The client then takes s steps on its personal model v_i
 with mu fixed:
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
-Here f_i is the client's loss, lambda is the weight of the regularisation, and eta_v is the learning rate of v_i. The
+Here f_i is the client's loss, lambda is the weight of the regularization, and eta_v is the learning rate of v_i. The
 client uploads w - mu, weighted by its number of examples as in FedAvg. v_i stays with the client.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
@@ -37,9 +37,9 @@ class DittoHyper(AveragingHyper):
 
 
 def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
-    """Ditto: personal models that are regularised towards a global model, which is trained by FedAvg.
+    """Ditto: personal models that are regularized toward a global model, which is trained by FedAvg.
 
-    The personalised model is the client's own v_i. The global model is FedAvg's mu.
+    The personalized model is the client's own v_i. The global model is FedAvg's mu.
 
     Args:
       task: the model and its loss.

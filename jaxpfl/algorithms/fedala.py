@@ -1,4 +1,4 @@
-r"""FedALA: each client starts a round from a mixture of the global model and its own model, with learnt weights.
+r"""FedALA: each client starts a round from a mixture of the global model and its own model, with learned weights.
 
 Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, initially 1. In a round the
 client mixes the head of the global model theta with its own head, and uses the body of the global model unchanged. The
@@ -57,14 +57,15 @@ class Own(NamedTuple):
 
 
 def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
-    """FedALA: FedAvg in which each client starts from a learnt mixture of the global head and its own head.
+    """FedALA: FedAvg in which each client starts from a learned mixture of the global head and its own head.
 
-    The personalised model is this mixture, with weights learnt for the current global model. The global model is theta.
+    The personalized model is this mixture, with weights learned for the current global model. The global model is
+    theta.
 
     Args:
       task: task whose model is split into body and head.
       work: the local work in a round.
-      weight_steps: number of steps on the weights, before the local steps and in personalisation; at least 1.
+      weight_steps: number of steps on the weights, before the local steps and in personalization; at least 1.
 
     Raises:
       JaxpflError: if the model has no head or no body, or ``weight_steps`` is below one.

@@ -1,11 +1,11 @@
-r"""FedAMP: each client is regularised towards its cloud model, a weighted mean of all clients' models.
+r"""FedAMP: each client is regularized toward its cloud model, a weighted mean of all clients' models.
 
 The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d^2 / \sigma}`, client i's cloud model is
 
 .. math:: u_i = \Big(1 - \sum_{j \ne i} \xi_{ij}\Big) w_i + \sum_{j \ne i} \xi_{ij} w_j, \qquad
    \xi_{ij} = \alpha A'(\|w_i - w_j\|^2) = \frac{\alpha}{\sigma} e^{-\|w_i - w_j\|^2 / \sigma}
 
-Client i takes tau steps from its own model to minimise
+Client i takes tau steps from its own model to minimize
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
@@ -17,12 +17,12 @@ sum to more than one, they are divided by their sum. All models are equal at fir
 server uses their last models in the other clients' cloud models.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
-and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularised
-towards nearly the same model. With small cohorts, clients are regularised towards the initial model, because the
+and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularized
+toward nearly the same model. With small cohorts, clients are regularized toward the initial model, because the
 clients that have not yet taken part still have this model. The server stores m models, and computes the distance of
 every pair in every round.
 
-The defaults of sigma and lambda are taken from PFLlib, although PFLlib penalises the norm of w - u_i instead of its
+The defaults of sigma and lambda are taken from PFLlib, although PFLlib penalizes the norm of w - u_i instead of its
 square. PFLlib's alpha of 1 keeps each client near its old model. The default alpha was the best on held-out examples of
 three data sets (``benchmarks/defaults.py``). With an alpha of 100 or more, the weight lambda / alpha is so small that
 clients train alone.
@@ -62,7 +62,7 @@ from jaxpfl.models import Task
 class FedAMPHyper(SgdHyper):
     """Hyper-parameters of FedAMP."""
 
-    alpha: Scalar = hyper(10.0, "alpha, step towards similar models", positive=True, is_step=True)
+    alpha: Scalar = hyper(10.0, "alpha, step toward similar models", positive=True, is_step=True)
     sigma: Scalar = hyper(1.0, "sigma, squared distance beyond which models count as dissimilar", positive=True)
     lam: Scalar = hyper(1.0, "lambda in the proximal term (lambda/(2 alpha)) |w - u|^2 of a client's loss")
 
@@ -93,12 +93,12 @@ def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
 
 
 def fedamp(task: Task, work: LocalWork) -> Algorithm:
-    """FedAMP: each personal model is regularised towards a weighted mean in which similar clients have more weight.
+    """FedAMP: each personal model is regularized toward a weighted mean in which similar clients have more weight.
 
-    The personalised model is the client's own w_i. There is no global model.
+    The personalized model is the client's own w_i. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. A new client starts from the mean
-    of the clients' models and is regularised towards this mean.
+    of the clients' models and is regularized toward this mean.
 
     Args:
       task: task with any model.

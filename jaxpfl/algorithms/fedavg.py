@@ -35,12 +35,12 @@ class FedProxHyper(AveragingHyper):
 def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
 
-    The global model is mu, which is also every client's personalised model.
+    The global model is mu, which is also every client's personalized model.
 
     Args:
       task: task with any model.
       work: the local work in a round.
-      fednova: whether to normalise each update by the client's number of steps (`parts.servers.normalized`).
+      fednova: whether to normalize each update by the client's number of steps (`parts.servers.normalized`).
 
     Raises:
       JaxpflError: if ``fednova`` is set although the client optimizer is not plain SGD or the model has running
@@ -57,16 +57,16 @@ def fedavg_ft(
 ) -> Algorithm:
     """FedAvg+: FedAvg, after which each client fine-tunes mu by ``fine_tune_steps`` SGD steps before it predicts.
 
-    Fine-tuning uses the learning rate of the last round. The personalised model is mu after fine-tuning. The global
+    Fine-tuning uses the learning rate of the last round. The personalized model is mu after fine-tuning. The global
     model is mu.
 
     Args:
       task: task with any model.
       work: the local work in a round.
-      fine_tune_steps: number of local steps for personalisation.
+      fine_tune_steps: number of local steps for personalization.
       fine_tune_epochs: number of passes over the client's own examples, used instead of ``fine_tune_steps`` if it is
         not 0.
-      fednova: whether to normalise each update by the client's number of steps, as in `fedavg`.
+      fednova: whether to normalize each update by the client's number of steps, as in `fedavg`.
 
     Raises:
       JaxpflError: if a number of steps or epochs is negative, or under the conditions of `fedavg`.
@@ -79,7 +79,7 @@ def fedavg_ft(
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
     """FedProx: local steps on ``f_i(w) + (prox/2) |w - mu|^2`` with mu fixed in the round, then the uniform mean.
 
-    The global model is mu, which is also every client's personalised model.
+    The global model is mu, which is also every client's personalized model.
     """
     return _averaging(task, work, proximal=True)
 
@@ -87,7 +87,7 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
 def _fednova(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
     if task.statistics is not None:
         raise JaxpflError(
-            f"{method}.fednova does not support BatchNorm: running statistics have no gradient steps to normalise"
+            f"{method}.fednova does not support BatchNorm: running statistics have no gradient steps to normalize"
         )
     return normalized(method, algorithm, work)
 
@@ -100,7 +100,7 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         pull = {"anchor": mu, "prox": hp.prox} if isinstance(hp, FedProxHyper) else {}
         given = (work, task, key, ctx, splits.train)
         w, metrics = sgd(*given, mu, rate=rate, weight_decay=hp.weight_decay, uploaded=True, **pull)
-        # FedAvg weights clients by their examples. FedProx is analysed for the uniform mean.
+        # FedAvg weights clients by their examples. FedProx is analyzed for the uniform mean.
         return state, increment(w, mu, None if proximal else work.weight(splits.train)), metrics
 
     def personalize(

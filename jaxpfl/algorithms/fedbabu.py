@@ -57,14 +57,14 @@ def fedbabu(
 ) -> Algorithm:
     """FedBABU: federated training of the body under a fixed head, then fine-tuning.
 
-    The personalised model is (phi, h) after fine-tuning. The global model is (phi, h), with the random head.
+    The personalized model is (phi, h) after fine-tuning. The global model is (phi, h), with the random head.
 
     Every message contains the head, because clients keep no state. Uploads contain only the body.
 
     Args:
       task: task whose model is split into body and head.
       work: the local work in a round.
-      fine_tune_steps: number of local steps for personalisation.
+      fine_tune_steps: number of local steps for personalization.
       fine_tune_epochs: number of passes over the client's own examples, used instead of ``fine_tune_steps`` if it is
         not 0.
       fine_tune: part of the model that fine-tuning changes: "all", "head" or "body".

@@ -1,14 +1,14 @@
-r"""FedBN: FedAvg of all parameters except the normalisation layers' parameters, which stay with the client.
+r"""FedBN: FedAvg of all parameters except the normalization layers' parameters, which stay with the client.
 
-Client i's model is (mu, nu_i): mu is shared, and nu_i are the scales and biases of the client's normalisation layers.
+Client i's model is (mu, nu_i): mu is shared, and nu_i are the scales and biases of the client's normalization layers.
 Both parts are trained on the client's n_i examples, and only mu is exchanged with the clients of the cohort S:
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
-The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
+The paper uses batch normalization (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
 means and variances also stay with the client: only the client's local steps update them, and they are never uploaded.
-Group and layer normalisation have no running statistics, so with these layers only scales and biases are personal.
+Group and layer normalization have no running statistics, so with these layers only scales and biases are personal.
 
 The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1,
 until it has adapted (``adapt_rounds``). The method also performs poorly with small batches, from which the statistics
@@ -32,16 +32,16 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
-    """FedBN: FedAvg in which each client keeps its own normalisation layers.
+    """FedBN: FedAvg in which each client keeps its own normalization layers.
 
-    The personalised model is (mu, nu_i), where nu_i are the client's normalisation layers. There is no global model,
+    The personalized model is (mu, nu_i), where nu_i are the client's normalization layers. There is no global model,
     because mu lacks these layers.
 
-    New clients start with the initial normalisation parameters and statistics. If the model does not name its
-    normalisation layers, the layers with running statistics are personal.
+    New clients start with the initial normalization parameters and statistics. If the model does not name its
+    normalization layers, the layers with running statistics are personal.
 
     Raises:
-      JaxpflError: if the model has no normalisation parameters.
+      JaxpflError: if the model has no normalization parameters.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     own = _own(task, shapes)
@@ -51,14 +51,14 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
 
     if not jax.tree.leaves(split(shapes)[0]):
         raise JaxpflError(
-            "fedbn keeps normalisation parameters on the clients, but this model declares none: use a model with "
-            "normalisation layers, such as mlp-ln, cnn-gn or resnet"
+            "fedbn keeps normalization parameters on the clients, but this model declares none: use a model with "
+            "normalization layers, such as mlp-ln, cnn-gn or resnet"
         )
     return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)
 
 
 def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
-    """Return a predicate that is true for the leaves that stay with the client: normalisation parameters and running
+    """Return a predicate that is true for the leaves that stay with the client: normalization parameters and running
     statistics.
     """
     norm, statistics = task.model.norm, task.statistics

@@ -11,7 +11,7 @@ model :math:`\mu_{t - \tau_i}`, and the server's step is
    s(\tau) = (1 + \tau)^{-a}
 
 with sums over the K clients, numbers of examples n_i, and the exponent a (the hyper-parameter ``staleness``). The
-staleness weights s are not normalised, so they shorten the step. The paper's mean is uniform, as with the setting
+staleness weights s are not normalized, so they shorten the step. The paper's mean is uniform, as with the setting
 ``weighting="uniform"``. A server optimizer treats the negative mean as a gradient.
 
 The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
@@ -47,7 +47,7 @@ def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:
     """FedBuff: asynchronous FedAvg, where a round averages the next K uploads that arrive, weighted by staleness.
 
     K is the cohort size. The metric ``staleness`` is the mean staleness of the round's uploads. The global model is mu,
-    which is also every client's personalised model.
+    which is also every client's personalized model.
 
     Args:
       task: the task; any model is supported.

@@ -71,7 +71,7 @@ class Shared(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalised model: the shared model, and the client's own shift v_i, [F]."""
+    """Personalized model: the shared model, and the client's own shift v_i, [F]."""
 
     model: PyTree
     shift: Array
@@ -80,7 +80,7 @@ class Personal(NamedTuple):
 def feddbe(task: Task, work: LocalWork) -> Algorithm:
     """FedDBE: FedAvg with a personal shift of the features, which removes each client's bias from the shared model.
 
-    The personalised model is h(f(x) + v_i). The global model is h(f(x)), without a shift.
+    The personalized model is h(f(x) + v_i). The global model is h(f(x)), without a shift.
 
     The metric ``mean_distance`` is the squared distance from the moving mean to the global mean, divided by 2 F.
 

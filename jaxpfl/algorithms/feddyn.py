@@ -1,7 +1,7 @@
-r"""FedDyn: a global model trained with dynamic regularisation, which makes local and global optima agree.
+r"""FedDyn: a global model trained with dynamic regularization, which makes local and global optima agree.
 
 The server keeps the model theta and a vector h. Client k keeps a vector g_k. Both vectors start at zero. Client k takes
-tau steps from w = theta on its loss f_k with regularisation. The result is w_k. The client then updates its vector:
+tau steps from w = theta on its loss f_k with regularization. The result is w_k. The client then updates its vector:
 
 .. math::
    w &\leftarrow w - \eta [ \nabla f_k(w) - g_k + \alpha (w - \theta) ], \\
@@ -15,11 +15,11 @@ The server averages uniformly over the cohort S of the m clients:
 so h equals the mean of g_k over all m clients, unless a client drops out after it has updated g_k. At a fixed point
 every g_k is the gradient of f_k at theta, and the mean of all g_k is zero.
 
-PFLlib regularises with :math:`\tfrac\alpha2 \|w - \theta\|`, the norm instead of its square. The gradient of the norm
+PFLlib regularizes with :math:`\tfrac\alpha2 \|w - \theta\|`, the norm instead of its square. The gradient of the norm
 has the same length, alpha / 2, at any distance from theta. The paper and this module use the squared norm. The server's
 update is the same as in PFLlib.
 
-The method performs poorly if a round's steps do not nearly minimise the regularised loss (small alpha, few steps). The
+The method performs poorly if a round's steps do not nearly minimize the regularized loss (small alpha, few steps). The
 sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should balance it.
 
 Reference: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", https://arxiv.org/abs/2111.04263.
@@ -57,9 +57,9 @@ class Regularised(NamedTuple):
 
 
 def feddyn(task: Task, work: LocalWork) -> Algorithm:
-    """FedDyn: a global model trained with dynamic regularisation, which makes local and global optima agree.
+    """FedDyn: a global model trained with dynamic regularization, which makes local and global optima agree.
 
-    Every client's personalised model is the global model theta.
+    Every client's personalized model is the global model theta.
     """
     loss = loss_gradient(task)
 

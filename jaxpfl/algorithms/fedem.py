@@ -47,7 +47,7 @@ class FedEMHyper(AveragingHyper):
 
 
 class Mixture(NamedTuple):
-    """Personalised model: components, leaves [k, ...], and their proportions, [k]."""
+    """Personalized model: components, leaves [k, ...], and their proportions, [k]."""
 
     components: PyTree
     proportions: Array
@@ -57,7 +57,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     """FedEM: k models that all clients train together, and that each client mixes with its own proportions.
 
     Each round, a client computes its responsibilities and mixture proportions once, and then takes tau
-    responsibility-weighted steps on every component. The personalised model mixes the components' predictions with the
+    responsibility-weighted steps on every component. The personalized model mixes the components' predictions with the
     client's proportions from its last round (uniform before the first round). There is no global model.
 
     Reference: Ozkara et al. 2022, section 4, FedEM.
@@ -69,7 +69,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
       components: number k of components, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: if the number of components is out of range, the model's initialisation ignores its key, a
+      JaxpflError: if the number of components is out of range, the model's initialization ignores its key, a
         classification has fewer than two classes, or the loss of another task is not a negative log-likelihood
         (`Task.mixture`).
     """

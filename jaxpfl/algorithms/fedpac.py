@@ -2,7 +2,7 @@ r"""FedPAC: features are aligned to class means, and each personal head is a com
 
 The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client i of
 the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau steps on the body,
-with the new head fixed, to minimise
+with the new head fixed, to minimize
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
@@ -139,7 +139,7 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 
 
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
-    """Minimise ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero at invalid slots.
+    """Minimize ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero at invalid slots.
 
     The solution is a = y / sum(y), where y >= 0, the slacks ``s = Q y - 1`` are non-negative, and ``s y = 0`` for each
     entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of y is
@@ -187,7 +187,7 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
 def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     """FedPAC: features aligned to class means, and personal heads that combine the heads of similar clients.
 
-    The personalised model is the shared body with the client's combined head. There is no global model.
+    The personalized model is the shared body with the client's combined head. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. A new client receives the mean of
     all heads.

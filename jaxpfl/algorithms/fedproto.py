@@ -16,13 +16,13 @@ A class without examples in the cohort S keeps its prototype. A client predicts 
 the features; its logits are the negative squared distances.
 
 As in the authors' code, the distance is computed for each example and is a mean over the F features. The paper's
-regulariser compares the mean feature of a class's examples instead. In addition to the weights n_ic, the paper's mean
+regularizer compares the mean feature of a class's examples instead. In addition to the weights n_ic, the paper's mean
 has a factor 1 / |S|, which would shrink the prototypes. This implementation omits the factor.
 
-Clients with the same architecture start from the same model, as in PFLlib. The authors' code initialises each client at
-random on MNIST, where all clients take part in every round. With different initialisations, a feature has a different
+Clients with the same architecture start from the same model, as in PFLlib. The authors' code initializes each client at
+random on MNIST, where all clients take part in every round. With different initializations, a feature has a different
 meaning in every model, and prototypes from few clients do not align the features. With 4 of 20 clients of MNIST in a
-round, random initialisation reduces the accuracy by 16 percentage points.
+round, random initialization reduces the accuracy by 16 percentage points.
 
 For the same reason the method performs poorly if architectures differ and cohorts are small. The method also performs
 poorly if all clients have enough examples, because clients share nothing but prototypes. Computing the prototypes takes
@@ -70,7 +70,7 @@ class Prototypes(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalised model: the client's own model, and the prototypes used for prediction."""
+    """Personalized model: the client's own model, and the prototypes used for prediction."""
 
     model: PyTree
     prototypes: Prototypes
@@ -79,7 +79,7 @@ class Personal(NamedTuple):
 def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: str = "prototypes") -> Algorithm:
     """FedProto: clients exchange only the mean features of their classes (prototypes), and no parameters.
 
-    The personalised model computes features with the client's own model and predicts the class of the nearest
+    The personalized model computes features with the client's own model and predicts the class of the nearest
     prototype. There is no global model.
 
     A class without a prototype is never predicted: its logit is one less than the logit of the farthest prototype.

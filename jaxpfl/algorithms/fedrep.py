@@ -43,7 +43,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
     """FedRep: a shared body and personal heads; in each round, local steps on the head and then on the body.
 
     The steps of a round use one sequence of batches, first for the head and then for the body. The server averages the
-    bodies uniformly. The personalised model is the server's body with the client's own head. There is no global model.
+    bodies uniformly. The personalized model is the server's body with the client's own head. There is no global model.
 
     Args:
       task: task whose model is split into body and head.

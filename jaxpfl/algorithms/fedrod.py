@@ -44,7 +44,7 @@ label smoothing requires."""
 
 
 class Personal(NamedTuple):
-    """Personalised model: the generic model and the client's own head."""
+    """Personalized model: the generic model and the client's own head."""
 
     generic: PyTree
     head: PyTree
@@ -53,9 +53,9 @@ class Personal(NamedTuple):
 def fedrod(task: Task, work: LocalWork) -> Algorithm:
     """FedROD: a global model trained for balanced classes, and a personal head that adapts it to a client's classes.
 
-    The personalised model has the logits g + v_i. The global model has the logits g.
+    The personalized model has the logits g + v_i. The global model has the logits g.
 
-    Personal heads are initialised with zero, so a new client predicts with g.
+    Personal heads are initialized with zero, so a new client predicts with g.
 
     Args:
       task: a classification task, whose model is split into body and head.

@@ -47,7 +47,7 @@ class FMLHyper(AveragingHyper):
 def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
     """Federated mutual learning (FML): a personal model and an averaged global model that distil into each other.
 
-    The personalised model is the client's own theta_i. The global model is mu, the average of the clients' copies.
+    The personalized model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 
     Args:
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.

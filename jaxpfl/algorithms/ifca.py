@@ -8,7 +8,7 @@ cluster:
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
 
 The model of a cluster without clients does not change. This module implements the paper's model-averaging variant. Ties
-are broken in favour of the first cluster. An upload has the size of k models; the changes of all models but the chosen
+are broken in favor of the first cluster. An upload has the size of k models; the changes of all models but the chosen
 one are zero.
 
 Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning",
@@ -34,7 +34,7 @@ from jaxpfl.support.errors import JaxpflError
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
     """IFCA: local steps on the cluster model with the smallest training loss, then a uniform mean in each cluster.
 
-    The personalised model is the current cluster model with the smallest loss on the client's training examples. There
+    The personalized model is the current cluster model with the smallest loss on the client's training examples. There
     is no global model.
 
     Args:
@@ -44,7 +44,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
       clusters: number k of clusters, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: if the number of clusters is out of range, the model's initialisation ignores its key, or the server
+      JaxpflError: if the number of clusters is out of range, the model's initialization ignores its key, or the server
         optimizer is not ``sgd``.
     """
     several_models.check("ifca", "clusters", clusters, task, work)

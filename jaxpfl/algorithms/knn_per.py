@@ -9,7 +9,7 @@ of its training examples. The k examples N(x) that are nearest to x vote for the
 The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with its scale s and the
 number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. The client
 chooses lambda_i among 0, 0.1, ..., 1 such that its validation examples have the largest likelihood. A client without
-validation examples uses its training examples; an example is then left out of its own neighbours.
+validation examples uses its training examples; an example is then left out of its own neighbors.
 
 The method performs poorly if a client has few examples, or if the global model's features do not separate the client's
 classes. lambda_i is then zero, and the method is FedAvg. A lambda_i chosen on training examples is too small, because
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalised model: the global model, the stored examples, and lambda_i, []."""
+    """Personalized model: the global model, the stored examples, and lambda_i, []."""
 
     model: PyTree
     memory: Memory
@@ -69,9 +69,9 @@ class Personal(NamedTuple):
 def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     """kNN-Per: FedAvg, then predictions interpolated with the votes of a client's nearest training examples.
 
-    The personalised model is the interpolation. The global model is FedAvg's w.
+    The personalized model is the interpolation. The global model is FedAvg's w.
 
-    Without adaptation (a step limit of 0), lambda_i is zero. Each personalised model stores as many feature vectors as
+    Without adaptation (a step limit of 0), lambda_i is zero. Each personalized model stores as many feature vectors as
     the largest client has training examples.
 
     Args:

@@ -60,7 +60,7 @@ from jaxpfl.support.errors import JaxpflError
 class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
-    An aggregation step moves a model towards the mean by the fraction ``lr lam / p`` of its distance. With a fraction
+    An aggregation step moves a model toward the mean by the fraction ``lr lam / p`` of its distance. With a fraction
     of 1 the model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the
     best on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for
     local training.
@@ -83,9 +83,9 @@ def probability(p: Scalar, local_steps: int) -> Scalar:
 
 
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
-    """L2GD: personal models; each round either trains them or moves them towards their mean, chosen at random.
+    """L2GD: personal models; each round either trains them or moves them toward their mean, chosen at random.
 
-    The personalised model is the client's own theta_i. The global model is the mean of all theta_i.
+    The personalized model is the client's own theta_i. The global model is the mean of all theta_i.
 
     The client optimizer takes the local steps. There is no server optimizer, because the server only tracks the mean.
     New clients start from the mean and take local steps in all their rounds.

@@ -14,7 +14,7 @@ from jaxpfl.models import Task
 def local(task: Task, work: LocalWork) -> Algorithm:
     """Local training: each client trains alone on its own data, and nothing is exchanged.
 
-    The personalised model is the client's own theta_i, which has its own random initialisation. There is no global
+    The personalized model is the client's own theta_i, which has its own random initialization. There is no global
     model.
     """
 

@@ -1,4 +1,4 @@
-"""MAP personalisation with the knowledge-distillation prior, also with another distance or the exact normaliser.
+"""MAP personalization with the knowledge-distillation prior, also with another distance or the exact normalizer.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -33,17 +33,17 @@ class MapDistillationHyper(MapHyper):
 def map_kd(
     task: Task, work: LocalWork, *, distance: str = "kd", exact: bool = False, scaling: str = "mean"
 ) -> Algorithm:
-    """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
+    """MAP personalization with a prior on predictions: theta_i is regularized toward the global model's predictions.
 
     With the default options of both methods, and with equal hyper-parameters (such as c, the constant in psi's
-    gradient), the method is `adaped`. `priors.distillation` defines the density and its normaliser. The personalised
+    gradient), the method is `adaped`. `priors.distillation` defines the density and its normalizer. The personalized
     model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`.
       distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for
         KL(q || p), square for |p - q|^2.
-      exact: whether to use the density's exact normaliser instead of the paper's log(2 psi) / 2; only for kd.
+      exact: whether to use the density's exact normalizer instead of the paper's log(2 psi) / 2; only for kd.
       scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 
     Raises:

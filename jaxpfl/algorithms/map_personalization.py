@@ -1,6 +1,6 @@
-r"""Maximum a posteriori (MAP) personalisation with a population prior that all clients estimate together.
+r"""Maximum a posteriori (MAP) personalization with a population prior that all clients estimate together.
 
-Client i keeps theta_i and minimises
+Client i keeps theta_i and minimizes
 
 .. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
 
@@ -59,7 +59,7 @@ ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
 
 @struct.dataclass
 class MapHyper(SgdHyper):
-    """Hyper-parameters of MAP personalisation. The default weight decay is zero, because the prior regularises the
+    """Hyper-parameters of MAP personalization. The default weight decay is zero, because the prior regularizes the
     models.
     """
 
@@ -77,7 +77,7 @@ class MapHyper(SgdHyper):
 
 @struct.dataclass
 class LaplaceHyper(MapHyper):
-    """Hyper-parameters of MAP personalisation with a Laplace prior.
+    """Hyper-parameters of MAP personalization with a Laplace prior.
 
     The default ``scale_floor`` performed best on held-out examples of three data sets (``benchmarks/defaults.py``).
     With a floor of 0.01, most parameters stay equal to the center's parameters, and the center changes slowly.
@@ -89,7 +89,7 @@ class LaplaceHyper(MapHyper):
 
 @struct.dataclass
 class MixtureHyper(MapHyper):
-    """Hyper-parameters of MAP personalisation with a Gaussian mixture.
+    """Hyper-parameters of MAP personalization with a Gaussian mixture.
 
     The default ``scale_floor`` performed best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
@@ -98,9 +98,9 @@ class MixtureHyper(MapHyper):
 
 
 def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """MAP personalisation with a Gaussian prior: L2 regularisation towards a learnt mean mu, with a learnt variance.
+    """MAP personalization with a Gaussian prior: L2 regularization toward a learned mean mu, with a learned variance.
 
-    The personalised model is the client's own theta_i. The global model is mu.
+    The personalized model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`, which raises the same errors.
@@ -116,9 +116,9 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
 
 
 def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """MAP personalisation with a Laplace prior: L1 regularisation towards a learnt median mu, with a learnt scale.
+    """MAP personalization with a Laplace prior: L1 regularization toward a learned median mu, with a learned scale.
 
-    The personalised model is the client's own theta_i. The global model is mu.
+    The personalized model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`, which raises the same errors.
@@ -142,9 +142,9 @@ def map_personalization(
     scaling: str = "sum",
     each: int = 1,
 ) -> Algorithm:
-    """MAP personalisation with any prior.
+    """MAP personalization with any prior.
 
-    The personalised model is the client's own theta_i. The global model is the prior's center.
+    The personalized model is the client's own theta_i. The global model is the prior's center.
 
     Implements: Ozkara et al. 2023, equation (9).
 

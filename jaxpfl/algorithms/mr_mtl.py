@@ -1,4 +1,4 @@
-r"""MR-MTL, mean-regularised multi-task learning: personal models that are regularised towards their mean.
+r"""MR-MTL, mean-regularized multi-task learning: personal models that are regularized toward their mean.
 
 Client i, with loss f_i, takes tau steps on its own model w_i. The server's mean :math:`\bar w` over the cohort S is
 fixed during the round:
@@ -36,10 +36,10 @@ class MRMTLHyper(AveragingHyper):
 
 
 def mr_mtl(task: Task, work: LocalWork) -> Algorithm:
-    """MR-MTL: personal models that are regularised towards their mean.
+    """MR-MTL: personal models that are regularized toward their mean.
 
-    The personalised model is the client's own w_i. The global model is the uniform mean of the cohort's models. All
-    personal models are initialised with the server's model.
+    The personalized model is the client's own w_i. The global model is the uniform mean of the cohort's models. All
+    personal models are initialized with the server's model.
     """
 
     def update(

@@ -1,4 +1,4 @@
-r"""Network lasso: personal models whose differences along the edges of a client graph are penalised.
+r"""Network lasso: personal models whose differences along the edges of a client graph are penalized.
 
 .. math:: \min_{x, Z} \sum_n f_n(M x + N z_n) + \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
@@ -13,16 +13,16 @@ and Z is the matrix of all z_n. Client n receives the shared x and its own z_n, 
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
       + \eta \tau \frac{|S|}{N} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-In the server's step, N in |S| / N is the number of clients. The minimisation over Z uses ADMM (`similarity.admm`) in
+In the server's step, N in |S| / N is the number of clients. The minimization over Z uses ADMM (`similarity.admm`) in
 the same compiled round. ADMM starts from the multipliers of the previous round, and stops when its residuals are small
-or after a maximum number of steps. Neighbouring clients that have equal z at the end belong to the same cluster
+or after a maximum number of steps. Neighboring clients that have equal z at the end belong to the same cluster
 (`clusters`).
 
 The paper's objective has (1/N) sum_n f_n over N clients, so a step changes z_n by -eta g_n / N. ``scaling="mean"``
 selects this objective (c = 1 / N). With full participation, tau = 1 and full batches, the server's step is exactly the
 paper's step. With the default ``scaling="sum"``, the objective is the sum of all f_n (c = 1). A step then changes z_n
 by -eta g_n, as in every other method of this package, and the shared x by the clients' mean change. The two objectives
-have the same minimiser if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled; with
+have the same minimizer if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled; with
 "sum", z_n is then trained locally from a common start. With a large lambda, all clients of a connected component have
 the same z, their mean, as in federated averaging.
 
@@ -128,9 +128,9 @@ def network_lasso(
     admm_steps: int = 200,
     tolerance: float = 1e-4,
 ) -> Algorithm:
-    """Network lasso: personal models with a penalty on the differences between neighbours in a graph of the clients.
+    """Network lasso: personal models with a penalty on the differences between neighbors in a graph of the clients.
 
-    The personalised model is M x + N z_n. The global model is x; there is none if a parameter is personal.
+    The personalized model is M x + N z_n. The global model is x; there is none if a parameter is personal.
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the

@@ -1,4 +1,4 @@
-r"""Per-FedAvg: a global initialisation from which one step adapts the model to a client (meta-learning).
+r"""Per-FedAvg: a global initialization from which one step adapts the model to a client (meta-learning).
 
 Client i takes tau steps from w = mu, the global model, on its loss f_i. Each step uses two mini-batches D and D':
 
@@ -8,7 +8,7 @@ Client i takes tau steps from w = mu, the global model, on its loss f_i. Each st
 
 with the inner rate alpha and the outer rate beta (``lr``). The product with the Hessian is computed exactly, by
 differentiation through the inner step; the first-order variant, which is the default, omits it. The outer step starts
-from w, not from the adapted point. The personalised model is mu after one inner step on the client's TRAINING data.
+from w, not from the adapted point. The personalized model is mu after one inner step on the client's TRAINING data.
 Weight decay is added only to the outer gradient.
 
 Reference: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
@@ -46,16 +46,16 @@ class PerFedAvgHyper(AveragingHyper):
 
 
 def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:
-    """Per-FedAvg: a global initialisation mu that is trained to adapt to a client in one step (meta-learning).
+    """Per-FedAvg: a global initialization mu that is trained to adapt to a client in one step (meta-learning).
 
-    The personalised model is mu after inner steps on the client's training data. The global model is mu without these
+    The personalized model is mu after inner steps on the client's training data. The global model is mu without these
     steps.
 
     Args:
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the outer steps.
       hessian: whether to include the Hessian product; false for the first-order variant.
-      adapt_steps: number of inner steps, each on a mini-batch, from mu to the personalised model.
+      adapt_steps: number of inner steps, each on a mini-batch, from mu to the personalized model.
 
     Raises:
       JaxpflError: if ``adapt_steps`` is negative.

@@ -1,4 +1,4 @@
-r"""PersFL: personalisation by distillation from the global model that is best for each client.
+r"""PersFL: personalization by distillation from the global model that is best for each client.
 
 Stage 1 is FedAvg. In each round r of stage 1, client i evaluates the received global model mu_r on its validation
 examples. The client keeps the model with the smallest cross-entropy CE as its teacher O_i:
@@ -10,13 +10,13 @@ teacher of a new client is the last global model. The server can also keep up to
 spaced in rounds (`parts.servers`). The teacher of a new client is then the best of these models and the last model on
 the client's validation examples; in a tie, the earliest.
 
-Stage 2 is local. The student is initialised with the teacher. With student logits a and teacher logits o, the student
-minimises, over the client's training examples,
+Stage 2 is local. The student is initialized with the teacher. With student logits a and teacher logits o, the student
+minimizes, over the client's training examples,
 
 .. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
 
 A student is trained for each pair of an imitation weight lambda and a temperature T in a grid, all in parallel. The
-personalised model is the student with the greatest validation accuracy; in a tie, the student with the smallest lambda,
+personalized model is the student with the greatest validation accuracy; in a tie, the student with the smallest lambda,
 then with the smallest T. If lambda is 0, T has no effect, and only the smallest T is tried. The teacher is the first
 argument of KL in the paper's Algorithm 1, and the student in its equation (3). PersFL-GD replaces KL by the
 cross-entropy to the soft labels softmax(o / T).
@@ -80,7 +80,7 @@ class Teacher(NamedTuple):
 
 
 class Student(NamedTuple):
-    """Personalised model, and the lambda and T with which it was distilled, both [].
+    """Personalized model, and the lambda and T with which it was distilled, both [].
 
     Reference: Divi et al. 2021, Table 5; Divi et al. 2021, Figures 3 to 8.
     """
@@ -103,7 +103,7 @@ def persfl(
 ) -> Algorithm:
     """PersFL: FedAvg, then local distillation from each client's best global model.
 
-    The personalised model is the student with the greatest validation accuracy (before any step, the teacher). The
+    The personalized model is the student with the greatest validation accuracy (before any step, the teacher). The
     global model is mu. For a task without classes, the student with the smallest validation loss is chosen,
     `Task.divergence` replaces KL, and there are no temperatures.
 
@@ -147,7 +147,7 @@ def persfl_gd(
 ) -> Algorithm:
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels instead of KL; both have the same gradient.
 
-    The personalised model, the global model and the errors are as in `persfl`.
+    The personalized model, the global model and the errors are as in `persfl`.
 
     Implements: Divi et al. 2021, equation (1); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 6.

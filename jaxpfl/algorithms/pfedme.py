@@ -44,9 +44,9 @@ class PFedMeHyper(AveragingHyper):
 
 
 def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
-    """pFedMe: personal models regularised towards a global model, which is trained on the losses' Moreau envelopes.
+    """pFedMe: personal models regularized toward a global model, which is trained on the losses' Moreau envelopes.
 
-    The personalised model is theta_i, the result of the client's last inner steps. The global model is mu.
+    The personalized model is theta_i, the result of the client's last inner steps. The global model is mu.
 
     Args:
       task: the model and its loss.

@@ -1,4 +1,4 @@
-"""Centralised training on the union of all clients' examples: a reference, not a federated method.
+"""Centralized training on the union of all clients' examples: a reference, not a federated method.
 
 The engine trains ONE client that has the training examples of all clients, and evaluates its model on the test examples
 of each of the m clients (`Algorithm.pooled`). The rounds form a single training run: the optimizer state is kept
@@ -22,12 +22,12 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
-    """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
+    """Centralized training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
     With the default, tau steps in a round, training takes as many steps as a client that takes part in every round of a
     federated method, rounds * tau in total. With ``steps = K * tau``, training processes as many examples as a cohort
     of K clients. With the same seed, the initial model is the same as FedAvg's. The trained model is both the
-    personalised and the global model.
+    personalized and the global model.
 
     Args:
       task: task with any model.

@@ -1,4 +1,4 @@
-r"""QuPeD: personal models (quantised on request) that are distilled from the global model, which is trained jointly.
+r"""QuPeD: personal models (quantized on request) that are distilled from the global model, which is trained jointly.
 
 A client starts a round with its personal model theta and the received global model mu. Each of the tau steps makes two
 updates, in this order:
@@ -11,12 +11,12 @@ where CE is the cross-entropy, and p_mu and p_theta are the models' class probab
 decrease the same divergence KL, weighted by lambda_p. The server averages mu uniformly. Ozkara et al. 2023 compare
 AdaPeD with this method in full precision.
 
-With ``bits`` = b, predictions use quantised parameters Q(theta), where each parameter array x becomes
+With ``bits`` = b, predictions use quantized parameters Q(theta), where each parameter array x becomes
 
 .. math:: Q(x) = s \operatorname{round}(x / s), \qquad s = \max |x| / (2^{b-1} - 1)
 
 in training and evaluation. The steps update x itself with the gradient at Q(theta) (straight-through estimator). The
-paper learns the quantisation values by proximal steps instead. In both versions, mu and the uploads keep full
+paper learns the quantization values by proximal steps instead. In both versions, mu and the uploads keep full
 precision.
 
 Reference: Ozkara, Singh, Data and Diggavi 2021, "QuPeD: Quantized Personalization via Distillation with Applications to
@@ -63,15 +63,15 @@ def quantize(params: PyTree, bits: int) -> PyTree:
 
 
 def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = "") -> Algorithm:
-    """QuPeD: personal models, optionally quantised, and an averaged global model, trained by mutual distillation.
+    """QuPeD: personal models, optionally quantized, and an averaged global model, trained by mutual distillation.
 
-    The personalised model is the client's own theta_i, quantised if ``bits`` is set. The global model is mu, the
+    The personalized model is the client's own theta_i, quantized if ``bits`` is set. The global model is mu, the
     average of the clients' copies.
 
     Args:
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round; theta and mu have separate optimizer states.
-      bits: number of bits per parameter of the personalised models, 2 to 16; 0 for full precision.
+      bits: number of bits per parameter of the personalized models, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.
 
     Raises:
@@ -109,7 +109,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
             def own_forward(params: PyTree) -> Array:
                 return own_apply(params, batch.x, key=key, train=True)
 
-            # Straight-through estimator: the gradient at the quantised parameters is used as theta's gradient.
+            # Straight-through estimator: the gradient at the quantized parameters is used as theta's gradient.
             student, pull_theta = jax.vjp(own_forward, deployed(theta.params))
             teacher, pull_mu = jax.vjp(lambda params: task.model.apply(params, batch.x, key=key, train=True), mu.params)
             d_student, loss = jax.grad(lambda a: objective(batch, a, teacher, a, hp.lam), has_aux=True)(student)

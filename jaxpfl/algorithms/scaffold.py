@@ -70,7 +70,7 @@ class Path(NamedTuple):
 def scaffold(task: Task, work: LocalWork) -> Algorithm:
     """SCAFFOLD (option II): FedAvg with control variates, which correct client drift.
 
-    The global model is x, which is also every client's personalised model.
+    The global model is x, which is also every client's personalized model.
     """
     loss = loss_gradient(task)
 

@@ -76,7 +76,7 @@ class ClientContext(NamedTuple):
       client_id: [] int32, the client's id.
       participations: [] int32, number of earlier rounds in which the client was in the cohort.
       step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is
-        then static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
+        then static) or a traced scalar. In ``personalize``, 0 requests the personalized model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, number of earlier rounds in which the client trained outside the cohort (`Client.idle`).
       staleness: [] int32, number of rounds that ended after the client received the message and before it uploaded; 0
@@ -195,7 +195,7 @@ class Gradients(NamedTuple):
     Attributes:
       update: function that counts the gradients of a round in the cohort, ``(limit, message) -> [] int32``, where limit
         is ``ctx.step_limit`` and ``jnp.minimum(work.steps, limit)`` steps are taken. `ALL_STEPS` means no limit.
-      personalize: count for the whole personalisation: a number, or a `LocalEpochs` if the count depends on a client's
+      personalize: count for the whole personalization: a number, or a `LocalEpochs` if the count depends on a client's
         number of examples.
       idle: function that counts the gradients of a round outside the cohort (`Client.idle`), ``limit -> [] int32``.
     """
@@ -216,7 +216,7 @@ class Client(NamedTuple):
       update: function that performs a round of a client in the cohort,
         ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``. Metrics are a dict of scalars. Progress
         displays show ``train_loss``.
-      personalize: function that makes the personalised model, ``(key, hp, ctx, message, state, splits) -> personal``,
+      personalize: function that makes the personalized model, ``(key, hp, ctx, message, state, splits) -> personal``,
         for ``predict``. The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
       predict: function that computes predictions, ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
       idle: function that performs a round of training outside the cohort,
@@ -303,7 +303,7 @@ class Algorithm(NamedTuple):
         with the pooled client's state, and new clients do not adapt.
       own_steps: number of steps as a function of a client's number of examples, at most tau; None if all clients take
         tau steps.
-      guarded: whether each client's noise protects its individual examples, in training and in personalisation.
+      guarded: whether each client's noise protects its individual examples, in training and in personalization.
       in_flight: number of clients that train concurrently in asynchronous rounds; None for synchronous rounds. A round
         ends when as many uploads have arrived as a cohort has clients. 0 means twice the size of the cohort, but at
         most all clients. Uploads have as many bytes as ``Message.shared``, and there are no individual messages.

@@ -1,4 +1,4 @@
-"""Maximisation of a smooth function of a few parameters, and bisection for a monotone condition.
+"""Maximization of a smooth function of a few parameters, and bisection for a monotone condition.
 
 Both functions are pure and have fixed shapes, so that they can be jitted, and vmapped over problems.
 
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Array]:
-    """Maximise a function by damped Newton steps from the best of several starts.
+    """Maximize a function by damped Newton steps from the best of several starts.
 
     No step lowers the function's value by more than rounding error.
 

@@ -173,7 +173,7 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         reasons |= dict.fromkeys(("graph", "neighbours"), f"{none} has a graph of the clients")
     elif (graph := first.graph) is not None and graph not in SPACES:
         named = graph if isinstance(graph, str) else "the graph"
-        reasons["neighbours"] = f"{named} already defines the neighbours"
+        reasons["neighbours"] = f"{named} already defines the neighbors"
     if not any(rates(method.hyper) for method in methods):
         reasons |= dict.fromkeys(("lr", "lr_schedule"), f"{none} has a learning rate")
     if not any(hasattr(method.hyper, "server_lr") for method in methods):

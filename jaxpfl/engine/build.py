@@ -160,7 +160,7 @@ def put_together(
             )
         if task.statistics is not None:
             raise JaxpflError(
-                "privacy.unit = example does not support batch normalisation, which mixes the examples of a batch: use "
+                "privacy.unit = example does not support batch normalization, which mixes the examples of a batch: use "
                 "GroupNorm"
             )
         if unseen is not None:
@@ -480,9 +480,9 @@ def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Tas
 
 
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
-    """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbours.
+    """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbors.
 
-    None if the method does not need a graph. By default, nearest neighbours are found by comparing the distributions of
+    None if the method does not need a graph. By default, nearest neighbors are found by comparing the distributions of
     the clients' inputs (``graph="data"``), which needs no training.
 
     Args:
@@ -504,7 +504,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
             raise JaxpflError(f"neighbours must be at most {others}, the number of other clients, got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
     if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
-        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")
+        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbors")
     return graph
 
 

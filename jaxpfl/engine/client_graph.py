@@ -1,4 +1,4 @@
-"""Graph of a federation's clients: two clients share an edge if one is among the k nearest neighbours of the other.
+"""Graph of a federation's clients: two clients share an edge if one is among the k nearest neighbors of the other.
 
 The distance of two clients is computed in one of three spaces (Zhao et al., section II-A):
 
@@ -54,15 +54,15 @@ LOCAL_ROUNDS = 10
 def client_graph(
     space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
 ) -> Graph:
-    """Graph that joins each client to its k nearest neighbours. Its nodes are in the order of the federation.
+    """Graph that joins each client to its k nearest neighbors. Its nodes are in the order of the federation.
 
     Args:
       space: "data", "features" or "models".
       federation: trained clients, whose training inputs are compared.
-      task: task whose model is trained for "models", initialised with key 0.
+      task: task whose model is trained for "models", initialized with key 0.
       work: local work of a round for "models". The method ``local`` runs for `LOCAL_ROUNDS` rounds with its default
         hyper-parameters.
-      neighbours: number k of neighbours. If there are fewer than k other clients, all of them are neighbours.
+      neighbours: number k of neighbors. If there are fewer than k other clients, all of them are neighbors.
 
     Raises:
       JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and inputs are

@@ -124,7 +124,7 @@ def run_cohort(
       data: other inputs that are stacked by client, leaves [m, ...] or [m', ...], including `ClientData`. The clients'
         examples remain in their common store: this function neither gathers nor copies them.
       num_clients: number m of clients.
-      block: number of clients in one vectorised operation; 1 runs the clients one after the other.
+      block: number of clients in one vectorized operation; 1 runs the clients one after the other.
       everyone: whether the rows are 0 ... m-1 (static). If all clients then fit in one block, no row is gathered.
       spread: distribution of clients over several devices; None for one device (then m' = m).
 
@@ -200,7 +200,7 @@ def _run_even(
       states: states of this device's clients.
       data: data of all clients.
       num_clients: number m of clients.
-      block: number of clients in one vectorised operation.
+      block: number of clients in one vectorized operation.
       devices: number of devices.
     """
     own = jax.tree.leaves(states)[0].shape[0]
@@ -239,7 +239,7 @@ def _run_here(
       states: states of this device's clients.
       data: data that this device reads.
       kept: number of slots in the whole cohort.
-      block: number of clients in one vectorised operation.
+      block: number of clients in one vectorized operation.
       everyone: whether slot i has row i of states and data (static).
     """
     capacity = slots.present.shape[0]

@@ -205,9 +205,9 @@ def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stag
         return program
     with _hits() as hits:
         program = make()
-    # If XLA has read an executable from JAX's own cache, it would serialise the executable without its code.
+    # If XLA has read an executable from JAX's own cache, it would serialize the executable without its code.
     if not hits:
-        with suppress(Exception):  # the program cannot be serialised, or the disk is full
+        with suppress(Exception):  # the program cannot be serialized, or the disk is full
             devices = jax.tree.leaves(program.output_shardings)[0].device_set
             numbers = sorted(device.id for device in devices)  # the order of `placement.place`
             _write(path, pickle.dumps((serialize_executable.serialize(program), numbers)))

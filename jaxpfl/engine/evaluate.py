@@ -44,7 +44,7 @@ Part = Literal["test", "validation"]
 
 
 class Personal(NamedTuple):
-    """A client's personalised model before and after its adaptation.
+    """A client's personalized model before and after its adaptation.
 
     Attributes:
       before: model before the first step of adaptation.
@@ -90,7 +90,7 @@ def make_evaluate(
 ) -> Callable[[RunState, PyTree, Clients], Scores]:
     """Build the function ``(state, hp, clients) -> Scores`` that scores clients on one split.
 
-    Personalisation uses the training and validation examples only. Its random stream depends on the client, but not on
+    Personalization uses the training and validation examples only. Its random stream depends on the client, but not on
     the round or the split. Its mini-batches are drawn as in a client's first round.
     """
 
@@ -103,7 +103,7 @@ def make_evaluate(
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
-    """Build the function ``(state, hp, clients) -> personalised models`` that personalises every client's model.
+    """Build the function ``(state, hp, clients) -> personalised models`` that personalizes every client's model.
 
     The result has one tree for each group, with leaves [m, ...]. `make_evaluate` scores these models as ``after``.
     """
@@ -184,11 +184,11 @@ def make_adapt(
 
     Each unseen client starts from ``Client.init`` and runs ``Client.update`` for ``rounds`` rounds. In each round, it
     receives the server's current message and uses the learning rate of the last round; with an ``lr_schedule``, it uses
-    the rate without the schedule's factor. Its uploads are discarded. The client is then personalised and scored like
+    the rate without the schedule's factor. Its uploads are discarded. The client is then personalized and scored like
     any other client.
 
     ``before`` scores the client's model on arrival, without a local step. If the method counts gradients, ``after`` has
-    the entry ``gradients``: the number of gradients that each client evaluated in these rounds and for its personalised
+    the entry ``gradients``: the number of gradients that each client evaluated in these rounds and for its personalized
     model, [u] int32. In a pooled method, an unseen client has the trained client's state and runs no round.
 
     Args:
@@ -228,7 +228,7 @@ def _today(
     per_client = message.per_client
     if not newcomers:
         per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
-    # With example-level privacy, personalisation draws noise, so its key must be the private one, as in the rounds.
+    # With example-level privacy, personalization draws noise, so its key must be the private one, as in the rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
@@ -250,7 +250,7 @@ def personalize_client(
     own: PyTree,
     splits: Splits,
 ) -> Personal:
-    """One client's personalised model, before and after its adaptation."""
+    """One client's personalized model, before and after its adaptation."""
     given = (client, today, client_id, Message(today.sent, per_client), lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
@@ -263,7 +263,7 @@ def personalize_client(
 def _personal(
     client: Client, today: Today, client_id: Array, message: Message, own: PyTree, splits: Splits, step_limit: int
 ) -> PyTree:
-    """The client's personalised model after at most ``step_limit`` steps of adaptation."""
+    """The client's personalized model after at most ``step_limit`` steps of adaptation."""
     key = stream(today.key, Purpose.PERSONALIZE, client_id)
     batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
     ctx = ClientContext(today.round, client_id, jnp.int32(0), step_limit, batch_key)
@@ -401,7 +401,7 @@ def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metric
 def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
     """Weight of each client in means over all examples, [m].
 
-    The weight is the client's number of examples. For the task next-token, it is the client's number of labelled
+    The weight is the client's number of examples. For the task next-token, it is the client's number of labeled
     tokens, because the scores of this task are means over tokens.
     """
     return labelled_tokens(data) if kind == NEXT_TOKEN else np.asarray(data.size, np.int64)

@@ -60,11 +60,11 @@ class ExecutionPlan:
     """Number of devices that share the clients. auto uses all devices; if there is one process, at most one device for
     each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
-    """Clients that a device trains in one vectorised operation: map trains one client after the other (the working set
+    """Clients that a device trains in one vectorized operation: map trains one client after the other (the working set
     stays in the cache), vmap trains the whole cohort at once, and a number trains that many clients at once. auto
     chooses by backend and model size."""
     runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
-    """Execution of several seeds and settings: map trains one after the other, vmap trains all in one vectorised
+    """Execution of several seeds and settings: map trains one after the other, vmap trains all in one vectorized
     operation, and auto chooses."""
     rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
     """Largest number of rounds in one compiled call, before it returns to Python."""
@@ -113,10 +113,10 @@ class Resolved(NamedTuple):
     """A plan with every choice made.
 
     Attributes:
-      block: number of clients that a device runs in one vectorised operation.
+      block: number of clients that a device runs in one vectorized operation.
       devices: number of devices, or groups of ``model_shards`` devices, that share the clients.
       even: whether the cohort is distributed evenly; otherwise clients run on the device that stores their state.
-      vmap_runs: whether seeds and settings are one vectorised axis; otherwise they run one after the other.
+      vmap_runs: whether seeds and settings are one vectorized axis; otherwise they run one after the other.
       reasons: one sentence for each choice.
       form: form of the convolutions and pools in the user's own model; None if there is no choice of a form.
       home: storage of the clients, in words; None if it is the devices.
@@ -345,7 +345,7 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
         ("devices", str(resolved.all_devices)),
         ("clients on a device", clients),
         ("cohort", "dealt evenly to the devices" if resolved.even else "each client on the device of its state"),
-        ("seeds and settings", "one vectorised axis" if resolved.vmap_runs else "in turn"),
+        ("seeds and settings", "one vectorized axis" if resolved.vmap_runs else "in turn"),
     )
     if resolved.form is not None:
         form = "as products" if resolved.form == "products" else "plain"

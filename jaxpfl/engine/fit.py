@@ -61,7 +61,7 @@ class Fit(NamedTuple):
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.
-      test_sizes: each client's number of test examples (labelled test tokens for the task next-token), [m].
+      test_sizes: each client's number of test examples (labeled test tokens for the task next-token), [m].
       patience: number of evaluations without a better validation score after which a run stops; None without early
         stopping.
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
@@ -215,12 +215,12 @@ class Fit(NamedTuple):
 
     @property
     def personalized_accuracy(self) -> np.ndarray:
-        """Test accuracy of each client's personalised model after the last round, [S, m]; NaN for attackers."""
+        """Test accuracy of each client's personalized model after the last round, [S, m]; NaN for attackers."""
         return _metric_scores(self.scores["after"], "accuracy")[-1]
 
     @property
     def validation_accuracy(self) -> np.ndarray | None:
-        """Accuracy of each client's personalised model on its validation examples after the last round, [S, m].
+        """Accuracy of each client's personalized model on its validation examples after the last round, [S, m].
 
         None if no client has validation examples. Choose hyper-parameters by this accuracy: test examples are for
         reporting.
@@ -245,12 +245,12 @@ class Fit(NamedTuple):
 
     @property
     def personalized_score(self) -> np.ndarray:
-        """`headline` score of each client's personalised model on its test examples after the last round, [S, m]."""
+        """`headline` score of each client's personalized model on its test examples after the last round, [S, m]."""
         return self.scores["after"][self.headline][-1]
 
     @property
     def validation_score(self) -> np.ndarray | None:
-        """`headline` score of each client's personalised model on its validation examples after the last round, [S, m].
+        """`headline` score of each client's personalized model on its validation examples after the last round, [S, m].
 
         None if no client has validation examples.
         """
@@ -268,7 +268,7 @@ class Fit(NamedTuple):
 
     @property
     def best_score(self) -> np.ndarray | None:
-        """`headline` score of each client's personalised model on its test examples after the best round, [S, m].
+        """`headline` score of each client's personalized model on its test examples after the best round, [S, m].
 
         The best round of each run is in `best_rounds`; the score is None if `best_rounds` is None.
         """

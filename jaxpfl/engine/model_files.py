@@ -153,7 +153,7 @@ class Models:
         self._ids = {str(names.get(str(id), id)): id for id in self._place}
 
     def client(self, client_id: int) -> PyTree:
-        """Parameters of a client's personalised model, as nested dictionaries (`nested`).
+        """Parameters of a client's personalized model, as nested dictionaries (`nested`).
 
         Raises:
           JaxpflError: if the client's model was not exported, or if its file is damaged.

@@ -354,7 +354,7 @@ def use_cpu_cores(count: int | None = None) -> bool:
       count: number of devices; by default, the number of cores that the process may use.
 
     Returns:
-      True if the devices were created; False, without any change, if JAX is already initialised.
+      True if the devices were created; False, without any change, if JAX is already initialized.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -89,7 +89,7 @@ class Programs:
         """
         if ("start", runs) in self.made:
             return self.made["start", runs]
-        # The program makes dozens of random draws and runs once, so optimising it would cost seconds and save nothing.
+        # The program makes dozens of random draws and runs once, so optimizing it would cost seconds and save nothing.
         options = self.execution.compiler_options
         if jax.default_backend() == "cpu":
             options = {"compiler_options": {"xla_backend_optimization_level": 0}}

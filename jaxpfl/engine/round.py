@@ -52,7 +52,7 @@ class RoundPlan(NamedTuple):
       participation: sampling of the cohort.
       availability: dropout and stragglers. Their rates are arguments of the round.
       groups: group of clients for each entry of ``algorithm.clients``.
-      block: number of clients that a device runs in one vectorised operation.
+      block: number of clients that a device runs in one vectorized operation.
       spread: distribution of clients over several devices; None for one device.
       model: devices that share one client's arrays; None if each device stores whole arrays.
     """

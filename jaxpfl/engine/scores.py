@@ -35,7 +35,7 @@ class Headline(NamedTuple):
 
     @property
     def personalized(self) -> str:
-        """Key of the personalised models' scores on test examples in a record."""
+        """Key of the personalized models' scores on test examples in a record."""
         return f"personalized_{self.name}"
 
     @property
@@ -187,7 +187,7 @@ def other_metrics(
     """Return statistics of the task's metrics other than the headline.
 
     Args:
-      scores: arrays [S, m] named ``after_METRIC`` (personalised models) and ``global_METRIC`` (global model).
+      scores: arrays [S, m] named ``after_METRIC`` (personalized models) and ``global_METRIC`` (global model).
       headline: metric to leave out.
       sizes: weights of the clients in means over examples [m].
       task: task of the metrics.
@@ -295,7 +295,7 @@ def best_on_validation(
 
     Args:
       rounds: rounds of the E evaluations.
-      validation, test: scores of the personalised models, averaged over clients, [E, S].
+      validation, test: scores of the personalized models, averaged over clients, [E, S].
       headline: metric of the scores.
       patience: patience of the run; evaluations after a seed's patience has run out are not considered.
     """

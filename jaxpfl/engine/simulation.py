@@ -290,7 +290,7 @@ class Simulation:
 
         ``before`` scores a client's model on arrival, and ``after`` scores the model after the rounds of adaptation. If
         the method counts gradients, ``after`` has the entry ``gradients``: the number of gradients that the client
-        evaluated in these rounds and for its personalised model.
+        evaluated in these rounds and for its personalized model.
 
         Args:
           state: state after any round.
@@ -318,7 +318,7 @@ class Simulation:
         return GradientCounts(training, np.asarray(gather(each, self._groups)))
 
     def personal_models(self, state: RunState) -> PyTree:
-        """Every client's personalised model after adaptation, as `Client.personalize` returns it: leaves [S, m, ...].
+        """Every client's personalized model after adaptation, as `Client.personalize` returns it: leaves [S, m, ...].
 
         If there are several groups of clients, the result is a tuple with one tree for each group. A group's clients
         keep their order in the federation.
@@ -618,7 +618,7 @@ class Simulation:
 
 
 def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:
-    """Number of gradients that personalisation evaluates, for each client in a group, [size]."""
+    """Number of gradients that personalization evaluates, for each client in a group, [size]."""
     count = client.gradients.personalize if client.gradients else 0
     if isinstance(count, LocalEpochs):
         return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size))))

@@ -172,7 +172,7 @@ class Settings:
     keep_optimizer: bool = setting(False)
     """Each client keeps its optimizer states, and continues with the momentum or moments of its last round in the
     cohort, however long ago that round was. The states never leave the client. Training outside the cohort and
-    personalisation start with new optimizer states."""
+    personalization start with new optimizer states."""
     lr: float | Sequence[float] | None = setting(
         None, unless_given="each method's own unless given", range=POSITIVE, kind=RATE, text=float | None
     )
@@ -190,7 +190,7 @@ class Settings:
     lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str)
     """Schedule, over the rounds of a run, for every learning rate that decays: decay (each method's own lr_decay),
     constant, cosine, linear, step:every=30,factor=0.1 (every 30 rounds) or exponential:factor=0.99 (each round). All
-    accept warmup=ROUNDS, and cosine:end=0.01 sets the last factor. Personalisation and new clients use the rates
+    accept warmup=ROUNDS, and cosine:end=0.01 sets the last factor. Personalization and new clients use the rates
     without a schedule.
 
     Also a function of the round (from 0) that returns a factor in [0, 1] for every rate, with a largest value of 1,
@@ -239,14 +239,14 @@ class Settings:
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
     """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
     graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
-    """Graph of the clients, for network-lasso. data, features and models join nearest neighbours, found by input
+    """Graph of the clients, for network-lasso. data, features and models join nearest neighbors, found by input
     distributions, by feature covariances and by locally trained models, respectively. On the command line, also a CSV
     file with two client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """
     neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
-    """Number of nearest neighbours that a graph joins to each client."""
+    """Number of nearest neighbors that a graph joins to each client."""
 
 
 @read_help

@@ -124,7 +124,7 @@ class GradientCounts(NamedTuple):
     Attributes:
       training: gradients in all rounds so far, inside and outside the cohort, [S, m]. A straggler counts only the steps
         that it took.
-      personalization: gradients for the personalised model, computed once after training, [m].
+      personalization: gradients for the personalized model, computed once after training, [m].
     """
 
     training: np.ndarray
@@ -366,8 +366,8 @@ def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = Fal
 
     Args:
       one: program of one run.
-      vectorised: whether to vectorise the runs; otherwise they run one after the other.
-      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorised, the
+      vectorised: whether to vectorize the runs; otherwise they run one after the other.
+      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorized, the
         new values are then written into one buffer.
     """
 

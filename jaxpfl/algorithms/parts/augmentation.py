@@ -8,7 +8,7 @@ batch, and trains on
 .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)} \quad\text{with loss}\quad
           \lambda \ell(\cdot, y_i) + (1 - \lambda) \ell(\cdot, y_{\pi(i)})
 
-Several augmentations are joined by ``+`` and applied from left to right. Every local step, also in personalisation,
+Several augmentations are joined by ``+`` and applied from left to right. Every local step, also in personalization,
 augments its batch with new random numbers. Evaluations, and passes over all of a client's examples, use the original
 examples. The random numbers derive from the step's key and `Purpose.AUGMENTATION`. Each example has its own random
 number, so padding does not change the result.

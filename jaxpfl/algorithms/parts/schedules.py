@@ -14,7 +14,7 @@ This factor replaces the method's own ``lr_decay``. Let R be the number of round
 
 where e is ``end``, f is ``factor`` and k is ``every``. The factor depends on the round of the run, not on how often a
 client has taken part, and is constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``,
-Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies only to training. Personalisation
+Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies only to training. Personalization
 after training (for example, fine-tuning) and the adaptation of new clients use the unscheduled rates, because the rate
 at the end of a cosine schedule is zero.
 

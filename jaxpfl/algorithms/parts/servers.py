@@ -7,7 +7,7 @@ in epochs, for a client with few examples. The server adds
 .. math:: \Bigl( \sum_i p_i \tau_i \Bigr) \sum_i p_i \frac{\Delta_i}{\tau_i}
 
 instead of :math:`\sum_i p_i \Delta_i`. That sum would in effect also weight clients by their numbers of steps, and
-training would converge to the minimiser of another objective. If all clients take the same number of steps, the two
+training would converge to the minimizer of another objective. If all clients take the same number of steps, the two
 expressions are equal. Weight decay is treated as part of the gradient.
 
 Reference: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
@@ -77,7 +77,7 @@ def mean_server(
     """Make the server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``, for uploads from `increment`.
 
     Args:
-      init: function that initialises mu from a random key; mu is a model, a part of a model, or several models.
+      init: function that initializes mu from a random key; mu is a model, a part of a model, or several models.
       predict_global: the function `Server.predict_global`; None if mu is not one whole model.
     """
 
@@ -118,7 +118,7 @@ class Normalized(NamedTuple):
 
 
 def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
-    """Wrap an averaging algorithm such that it normalises model updates by FedNova.
+    """Wrap an averaging algorithm such that it normalizes model updates by FedNova.
 
     Args:
       method: the method's name, for errors.
@@ -266,7 +266,7 @@ def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda param
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
-    """Warn if the server's learning rate is one or more and its optimizer normalises gradients.
+    """Warn if the server's learning rate is one or more and its optimizer normalizes gradients.
 
     Such an optimizer moves every parameter by about the learning rate in each round.
 

@@ -40,7 +40,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: if there are fewer than two models or more models than clients; or if the initialisation ignores
+      JaxpflError: if there are fewer than two models or more models than clients; or if the initialization ignores
         its key (a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:
@@ -51,12 +51,12 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
     if not by_key:
         raise JaxpflError(
-            f"{method} needs models with different initial parameters, but this model's initialisation ignores its key"
+            f"{method} needs models with different initial parameters, but this model's initialization ignores its key"
         )
 
 
 def init(task: Task, key: Key, k: int) -> PyTree:
-    """Initialise k models with different keys."""
+    """Initialize k models with different keys."""
     return jax.vmap(task.init)(jax.random.split(key, k))
 
 

@@ -41,7 +41,7 @@ class StreamedSimulation(Simulation):
     ``RunState.clients`` and ``RunState.counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped. `advance`
     writes to them in place; if ``plan.donate`` is false, it writes to copies. Runs are advanced one after the other. On
     one device, the results equal the results of a `Simulation` bit by bit if the `Simulation` also advances runs one
-    after the other (``plan.runs="map"``, or a single run). Runs on a vectorised axis are rounded differently.
+    after the other (``plan.runs="map"``, or a single run). Runs on a vectorized axis are rounded differently.
     """
 
     def __init__(self, *given: Any, where: str, **more: Any):
