@@ -84,7 +84,7 @@ _MODULES = {
     **{name: f"jaxpfl.core.{name}" for name in ("participation", "protocol", "randomness", "trees", "types")},
     **{name: f"jaxpfl.uploads.{name}" for name in ("compression", "robust")},
 }
-"""Attributes of this package that are modules of its subpackages -> their full names."""
+"""Modules of subpackages that are also attributes of this package: attribute -> full name of the module."""
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 

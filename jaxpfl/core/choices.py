@@ -39,7 +39,7 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
 def arguments(
     kind: str, text: str, makers: Mapping[str, Callable[..., Any]], **more: type
 ) -> tuple[str, dict[str, Any]]:
-    """Split a choice into its name and its arguments, converted to the parameter types of its factory function.
+    """Split a choice into its name and its arguments, with each value converted to the type of its parameter.
 
     Args:
       kind: name for these choices in error messages.

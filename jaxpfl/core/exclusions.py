@@ -16,7 +16,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "sampling clients with replacement cannot be accounted for: one user may be in a cohort several times; sample "
         "by poisson, or uniformly without replacement"
     ),
-    ("privacy", "fednova"): "fednova uploads each client's number of steps, which privacy would distort: leave one out",
+    ("privacy", "fednova"): "fednova uploads each client's number of steps, which noise would distort: leave one out",
     ("privacy", "aggregate"): (
         "a robust aggregate cannot be private: the noise is calibrated to a sum of clipped uploads, which one client "
         "changes by at most the clipping norm, and no such bound is known for a median or a selection; use "
@@ -42,21 +42,21 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "the amount of noise; use full or fixed-size cohorts, or central noise"
     ),
     ("client-side noise", "participation = cyclic"): (
-        "noise that the clients add is not accounted with cyclic participation: use full or fixed-size cohorts, or "
-        "noise of the server (central or banded)"
+        "noise that the clients add cannot be accounted for with cyclic participation: use full or fixed-size cohorts, "
+        "or noise of the server (central or banded)"
     ),
     ("noise = banded", "noise_seed = secret"): (
         "banded noise requires noise_seed = run: the state after a round contains the noise of earlier rounds"
     ),
     ("noise = banded", "participation other than cyclic"): (
-        "banded noise requires participation = cyclic: its bound requires as many rounds as bands from one turn of a "
-        "client to the next"
+        "banded noise requires participation = cyclic: its privacy bound requires at least as many rounds as bands "
+        "from one turn of a client to the next"
     ),
     ("noise = banded", "quantile, several releases in a round"): (
         "banded noise covers one sum per round with a fixed clipping norm: leave out quantile, and methods that "
         "release several sums"
     ),
-    ("client-side noise", "quantile"): "adaptive clipping requires central noise: leave out quantile, or the noise",
+    ("client-side noise", "quantile"): "adaptive clipping requires noise = central: set it, or leave out quantile",
     ("client-side noise", "several releases in a round"): ("several releases in a round require central noise"),
     ("noise = per_step", "several noise multipliers or norms"): (
         "noise = per_step takes one noise_multiplier and one clipping_norm for all runs"
@@ -77,10 +77,10 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "noise in every step already clips gradients, to privacy.clipping_norm: leave one out"
     ),
     ("unit = example", "augment"): (
-        "augmentation works on batches, but each example's gradient is taken separately: leave it out"
+        "augmentation works on batches, but the gradient of each example is computed separately: leave augment out"
     ),
     ("unit = example", "draw"): "every batch is a Poisson draw: leave draw out",
-    ("unit = example", "graph of the data"): "the graph is computed from the clients' examples: give a public one",
+    ("unit = example", "graph of the data"): "the graph is computed from the clients' examples: give a public graph",
     ("unit = example", "noise_seed = secret and training after the last round"): (
         "the method trains on examples again when it is scored or exported, but by then the seed has been deleted: use "
         "noise_seed = run"
@@ -89,11 +89,11 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "a method that pools the data has neither uploads nor silos: leave one out"
     ),
     ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on time",
-    ("asynchronous rounds", "compress"): "arrival times need the length of uploads in advance: leave compress out",
+    ("asynchronous rounds", "compress"): "arrival times need upload lengths known in advance: leave compress out",
     ("aggregate", "fednova"): "fednova divides a sum of uploads, but a robust aggregate is not a sum: leave one out",
     ("aggregate", "weighting = examples"): (
-        "a robust aggregate counts all clients alike, because a client could claim any weight; use uniform, or leave "
-        "it out"
+        "a robust aggregate gives all clients the same weight, because a client could claim any weight: use "
+        "weighting = uniform, or aggregate = mean"
     ),
     ("accountant = pld", "participation = uniform"): (
         "pld does not support fixed-size cohorts: use rdp, which accounts for them under replace-one"
@@ -107,13 +107,13 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     (
         "a sweep",
         "eval_every, checkpoint_every",
-    ): "a sweep scores and records each run only at its end: leave it out",
+    ): "a sweep scores and records each run only at its end: leave this setting out",
     ("a sweep", "patience"): "patience applies to run and compare only: use --halving",
     ("halving", "select = none"): "halving selects by validation scores: leave out --select none",
     ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change them",
-    ("an axis of rounds", "halving, budget = steps"): "it determines the rounds of each run: leave the axis out",
+    ("an axis of rounds", "halving, budget = steps"): "it sets the number of rounds itself: leave the axis out",
     ("an audit", "unit = example, noise = banded, participation = cyclic"): (
-        "an audit assumes users' uploads, and independent noise and cohorts"
+        "an audit assumes that whole users are protected, and that noise and cohorts are independent between rounds"
     ),
 }
 """Combinations of settings that are refused: (setting, incompatible settings) -> the reason, and what to do instead. A

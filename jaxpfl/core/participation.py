@@ -123,10 +123,11 @@ class Participation(NamedTuple):
       num_clients: number m of clients.
       capacity: number of slots of the cohort, static.
       expected_cohort: expected number of clients in a round (public).
-      everyone: whether the cohort always consists of all m clients in order, static; the engine then gathers nothing.
+      everyone: whether the cohort always consists of all m clients in order, static; the engine then need not gather
+        the clients' rows.
       sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``; the row numbers are
         sorted, and m for an empty slot.
-      left_out: function that counts the clients that the same draw selects in excess of the capacity, ``(key,
+      left_out: function that counts the clients that ``sample`` draws with the same key but that have no slot, ``(key,
         client_ids [m]) -> [] int32``; None if a draw never selects more clients than the capacity.
       rate: probability that a client takes part, if clients take part independently; otherwise None.
       fixed_size: whether the cohort always has ``capacity`` clients, drawn uniformly without replacement. No privacy
@@ -366,7 +367,7 @@ class Availability:
 
     @property
     def rates(self) -> FailureRates:
-        """Probabilities to pass to a program that was compiled for `without_rates`."""
+        """Probabilities, as arguments of a program that was compiled for `without_rates`."""
         given = (None if _never(rate) else np.asarray(rate, np.float32) for rate in (self.dropout, self.stragglers))
         return FailureRates(*given)
 

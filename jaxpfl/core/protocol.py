@@ -65,7 +65,7 @@ class LocalEpochs(NamedTuple):
 
 
 ALL_STEPS = 2**31 - 1
-"""``ClientContext.step_limit`` of a client without a limit."""
+"""Value of ``ClientContext.step_limit`` that means no limit."""
 
 
 class ClientContext(NamedTuple):
@@ -77,7 +77,8 @@ class ClientContext(NamedTuple):
       participations: [] int32, number of earlier rounds in which the client was in the cohort.
       step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is
         then static) or a traced scalar. In ``personalize``, 0 requests the personalized model BEFORE any adaptation.
-      batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
+      batch_key: key of the client's mini-batch order; the same in every round, so that a round continues the epoch in
+        which the previous round ended.
       idle_rounds: [] int32, number of earlier rounds in which the client trained outside the cohort (`Client.idle`).
       staleness: [] int32, number of rounds that ended after the client received the message and before it uploaded; 0
         in synchronous rounds. A method may weight uploads by their staleness.
@@ -108,7 +109,7 @@ class Message(NamedTuple):
     Attributes:
       shared: the tree that every client receives.
       per_client: individual messages, with leaves [m, ...] at the server and [...] at a client. None if there are no
-        individual messages; a new client can then receive the same broadcast.
+        individual messages, so that a new client can receive the broadcast too.
     """
 
     shared: PyTree
@@ -120,7 +121,8 @@ class Upload(NamedTuple):
 
     Attributes:
       total: tree of increments relative to the message (a model update, say), already multiplied by the weight.
-      weight: tree prefix of ``total`` with leaves [] or [k]. With weight zero, the client contributes nothing.
+      weight: weight of the client in the mean, a tree prefix of ``total`` with leaves [] or [k]. With weight zero, the
+        client contributes nothing.
       failed: [] bool, for a method that handles failures itself: true if the client's results were not finite. The
         client then counts as diverged and keeps its earlier state, but its upload is still used, for example because it
         contains the client's share of the noise. If None, the engine detects failures, and a failed client uploads
@@ -209,15 +211,15 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: function that makes the initial state, ``(key, hp, ctx, message) -> state``. The message is the broadcast of
-        round 0 or, for a client that was not trained, the server's current message. A stateless client returns ``()``.
-        The key is the same for all clients, so all clients draw the same initial parameters. Fold in ``ctx.client_id``
-        for a key that differs between clients.
+      init: function that computes the initial state, ``(key, hp, ctx, message) -> state``. The message is the broadcast
+        of round 0 or, for an unseen client, the server's current message. A stateless client returns ``()``. The key is
+        the same for all clients, so all clients draw the same initial parameters. Fold in ``ctx.client_id`` for a key
+        that differs between clients.
       update: function that performs a round of a client in the cohort,
         ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``. Metrics are a dict of scalars. Progress
         displays show ``train_loss``.
-      personalize: function that makes the personalized model, ``(key, hp, ctx, message, state, splits) -> personal``,
-        for ``predict``. The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
+      personalize: function that computes the personalized model, ``(key, hp, ctx, message, state, splits) ->
+        personal``, for ``predict``. The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
       predict: function that computes predictions, ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
       idle: function that performs a round of training outside the cohort,
         ``(key, hp, ctx, state, splits) -> (state, metrics)``. None if clients do not train outside the cohort.
@@ -239,7 +241,7 @@ class Server(NamedTuple):
     """Pure functions of the server.
 
     Attributes:
-      init: function that makes the initial state, ``(key, hp, ctx) -> state``.
+      init: function that computes the initial state, ``(key, hp, ctx) -> state``.
       broadcast: function that makes the message to the cohort, ``(key, hp, ctx, state) -> Message``.
       update: function that updates the state with the cohort's uploads,
         ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
@@ -287,7 +289,7 @@ class Algorithm(NamedTuple):
         The structure of states may differ between groups. The structures of uploads, messages and metrics must not.
       server: the server.
       local_steps: number tau of local steps that a client without a step limit takes in a round.
-      reduction: form in which the server receives the uploads.
+      reduction: form in which the server receives the uploads: their sum, or a stack of individual uploads.
       idle_cap: largest number of consecutive rounds in which a client trains outside the cohort (``Client.idle``).
       group_of: function that assigns clients to groups, ``(client ids [m], number of groups) -> [m]``; called on the
         host.
@@ -306,9 +308,10 @@ class Algorithm(NamedTuple):
       guarded: whether each client's noise protects its individual examples, in training and in personalization.
       in_flight: number of clients that train concurrently in asynchronous rounds; None for synchronous rounds. A round
         ends when as many uploads have arrived as a cohort has clients. 0 means twice the size of the cohort, but at
-        most all clients. Uploads have as many bytes as ``Message.shared``, and there are no individual messages.
-      increments: tree prefix of ``Upload.total``, true for increments; false for numbers of steps, moments, running
-        statistics and the like, which neither attacks nor compressors may change.
+        most all clients. Uploads must have as many bytes as ``Message.shared``, and there must be no individual
+        messages.
+      increments: tree prefix of ``Upload.total``, true for increments, and false for parts that neither attacks nor
+        compressors may change, such as numbers of steps, moments and running statistics.
       has_server_optimizer: whether the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
     """
 

@@ -92,7 +92,7 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: the limit ALL_STEPS means that there is none; "
+            f"Gradients counted {found} gradients in a round: a limit of ALL_STEPS means that there is no limit; "
             "count jnp.minimum(work.steps, limit), or use jaxpfl.algorithms.gradients"
         )
     return found

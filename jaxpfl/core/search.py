@@ -38,7 +38,8 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
       function: twice differentiable function of parameters [P] with values []. If it is a log likelihood of clients,
         pass the mean over clients rather than the sum, so that rounding errors do not grow with the number of clients.
         Values that are not finite count as minus infinity.
-      starts: starting points, [S, P], scaled such that a step of length 1 is neither tiny nor huge.
+      starts: starting points, [S, P]. The parameters must be scaled such that a step of length 1 is neither tiny nor
+        huge.
 
     Returns:
       The parameters [P] at the maximum, and the function's value there.
@@ -71,8 +72,8 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
         length = jnp.linalg.norm(move)
         move = move * jnp.minimum(1, _LONGEST / jnp.where(length > 0, length, 1))
         new = value(place.at + move)
-        # A step is not rejected for a decrease of the size of the rounding error if the predicted increase is even
-        # smaller.
+        # If the predicted increase is smaller than the rounding error, a decrease by at most this error does not reject
+        # the step.
         hidden = rounding * (1 + jnp.abs(place.value))
         better = new >= place.value - jnp.where(gradient @ move <= hidden, hidden, 0)
         return _Place(

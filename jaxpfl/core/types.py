@@ -36,8 +36,8 @@ EQUAL = 1.25
 by at most this factor.
 """
 CHUNK = 2
-"""Overhead of processing a chunk, measured in examples. With a small model, the overhead is larger, but chunks run
-concurrently.
+"""Overhead of a chunk (`ClientData.chunk`), in units of the time for one example. With a small model, the overhead is
+larger, but chunks run concurrently.
 """
 
 
@@ -248,8 +248,8 @@ class Splits(NamedTuple):
 
 @jax.tree_util.register_static
 class Names(tuple[str, ...]):
-    """Names of clients, in the order of the clients. Names are part of a pytree's structure, and not inputs of compiled
-    programs.
+    """Names of clients, in the order of the clients. In a pytree, names belong to the structure, so they are not inputs
+    of compiled programs.
     """
 
     def rows(self, places: Any) -> Names:
@@ -265,8 +265,8 @@ class Federation(NamedTuple):
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
       client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
         client may have any name, even an empty one, and two clients may have the same name.
-      preparation: how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown. Set it to
-        None if you change the inputs yourself.
+      preparation: record of how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown.
+        Set it to None if you change the inputs yourself.
     """
 
     client_ids: Any
