@@ -35,7 +35,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     Reference: Ozkara et al. 2023, Algorithm 1.
 
     Args:
-      task: task with any model; theta_i consists of all parameters of the model.
+      task: the task; any model is supported, and theta_i consists of all its parameters.
       work: the local work in a round.
       components: number k of mixture components, at most the number of clients in a round. With more centers than
         models, each center would fit a single model with the smallest allowed variance.
@@ -44,8 +44,8 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
 
     Raises:
       JaxpflError: if there is no component, if the privacy mechanism is not central noise with a fixed clipping norm,
-        or if its noise multiplier or clipping norm differs between the runs of a sweep. The error is raised when a run
-        starts if there are more components than clients in a round.
+        or if its noise multiplier or clipping norm differs between the runs of a sweep. An error is also raised when a
+        run starts if there are more components than clients in a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")

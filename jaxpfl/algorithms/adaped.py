@@ -21,8 +21,8 @@ f_i. In the paper's main text, the floor of psi is 0.5.
 
 Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
 updates only theta, uses the last (mu, psi) that it received, and uploads nothing. Before its first round in a cohort,
-it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have another architecture than
-mu.
+it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have a different architecture
+from mu.
 
 If the client optimizer is not plain SGD, the optimizer takes the steps on theta and mu, with a separate state for each.
 psi is still updated as above. A server optimizer changes mu only. psi is always averaged, and therefore stays above its
@@ -85,8 +85,8 @@ def adaped(
         classes. The factor is zero if mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: if ``idle_rounds`` is negative, a model is unknown, the task has no distance between predictions, or
-        there is a gate and the task has fewer than two classes.
+      JaxpflError: if ``idle_rounds`` is negative, ``architectures`` contains an unknown model name, the task has no
+        distance between predictions, or ``gate`` is set for a task with fewer than two classes.
     """
     check_options("adaped", task, idle_rounds, gate)
     own_tasks = personal_tasks(task, architectures)

@@ -88,7 +88,7 @@ class AdaPeDPlusHyper(AdaPeDHyper):
     ce_global: Scalar = hyper(1.0, "kappa, weight of the cross-entropy in mu's step", paper=0.0)
     kd_global: Scalar = hyper(0.0, "delta, weight of the distillation term in mu's step", paper=1.0)
     anneal: Scalar = hyper(
-        1.0, "factor on the psi that theta and mu use, after each decay_every local steps", positive=True
+        1.0, "factor on psi in theta's and mu's steps, after each decay_every local steps", positive=True
     )
 
 
@@ -144,7 +144,7 @@ def adaped_plus(
 
     Raises:
       JaxpflError: if a number is negative, the start is unknown, ``start`` or ``idle_rounds`` is set without ``keep``,
-        the task has no distance between predictions, or there is a gate and the task has fewer than two classes.
+        the task has no distance between predictions, or ``gate`` is set for a task with fewer than two classes.
     """
     check_options("adaped-plus", task, idle_rounds, gate)
     if fine_tune_steps < 0:

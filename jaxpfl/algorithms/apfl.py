@@ -46,7 +46,7 @@ class APFLHyper(AveragingHyper):
 
     alpha_init: Scalar = hyper(0.5, "alpha in round 0, the share of the client's own model", high=1.0)
     lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)
-    lr_alpha: Scalar = hyper(0.1, "learning rate of alpha; decayed as the others", positive=True, is_rate=True)
+    lr_alpha: Scalar = hyper(0.1, "learning rate of alpha; decays as lr does", positive=True, is_rate=True)
 
 
 class Own(NamedTuple):

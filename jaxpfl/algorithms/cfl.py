@@ -67,8 +67,8 @@ class CFLHyper(SgdHyper):
     """Hyper-parameters of clustered federated learning."""
 
     eps1: Scalar = hyper(0.4, "eps1, length below which the mean update of a cluster counts as zero")
-    eps2: Scalar = hyper(1.6, "eps2, length of a client's update above which a resting cluster is split")
-    gamma: Scalar = hyper(0.0, "gamma, least distance between the two parts of a split cluster; 0 accepts every split")
+    eps2: Scalar = hyper(1.6, "eps2, length that some client's update must exceed for a cluster to be split")
+    gamma: Scalar = hyper(0.0, "gamma, least distance between the two parts of a cluster to be split; 0 splits any")
 
 
 class State(NamedTuple):
@@ -141,7 +141,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     a new client by its updates at all earlier splits, for which the server would have to store all clients' updates.)
 
     Args:
-      task: task with any model without running statistics.
+      task: the task; any model without running statistics is supported.
       work: the local work in a round.
       max_clusters: largest number k of clusters, at least 2.
 

@@ -101,7 +101,7 @@ def fedamp(task: Task, work: LocalWork) -> Algorithm:
     of the clients' models and is regularized toward this mean.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work in a round.
     """
 

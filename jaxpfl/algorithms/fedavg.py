@@ -38,7 +38,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     The global model is mu, which is also every client's personalized model.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work in a round.
       fednova: whether to normalize each update by the client's number of steps (`parts.servers.normalized`).
 
@@ -61,7 +61,7 @@ def fedavg_ft(
     model is mu.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work in a round.
       fine_tune_steps: number of local steps for personalization.
       fine_tune_epochs: number of passes over the client's own examples, used instead of ``fine_tune_steps`` if it is

@@ -70,7 +70,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
 
     Raises:
       JaxpflError: if the number of components is out of range, the model's initialization ignores its key, a
-        classification has fewer than two classes, or the loss of another task is not a negative log-likelihood
+        classification task has fewer than two classes, or the loss of another task is not a negative log-likelihood
         (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)

@@ -96,8 +96,9 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
         model.
 
     Raises:
-      JaxpflError: if the task has no classes, a model is unknown or has no head or no body, the models have different
-        numbers of features, the prediction rule is unknown, or examples are mixed (mixup).
+      JaxpflError: if the task has no classes, ``architectures`` contains an unknown model name, a model has no head or
+        no body, the models have different numbers of features, the prediction rule is unknown, or examples are mixed
+        (mixup).
     """
     class_means.refuse_other_tasks("fedproto", "averages features by class", task)
     work.refuse_mixing("fedproto")

@@ -9,7 +9,7 @@ both models from their values before the step:
 
 Here p_mu and p_theta are the models' class probabilities on the mini-batch before the step, and alpha and beta are the
 weights of the cross-entropy CE. In each KL, the first model is the teacher and receives no gradient. The server
-averages the copies of mu uniformly. Only predictions are compared, so theta may have another architecture than mu.
+averages the copies of mu uniformly. Only predictions are compared, so theta may have a different architecture from mu.
 
 Reference: Shen et al. 2020, "Federated Mutual Learning", https://arxiv.org/abs/2006.16765.
 """
@@ -45,7 +45,8 @@ class FMLHyper(AveragingHyper):
 
 
 def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
-    """Federated mutual learning (FML): a personal model and an averaged global model that distil into each other.
+    """Federated mutual learning (FML): a personal model and an averaged global model that learn from each other by
+    distillation.
 
     The personalized model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 

@@ -80,7 +80,7 @@ class NetworkHyper(SgdHyper):
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
     rho: Scalar = hyper(
-        1.0, "initial penalty of ADMM, eta times the paper's; affects how fast ADMM converges", positive=True
+        1.0, "initial penalty of ADMM, eta times the paper's value; affects how fast ADMM converges", positive=True
     )
 
 
@@ -142,7 +142,7 @@ def network_lasso(
     Reference: Zhao et al., Figure 4.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work in a round; ``work.graph`` is the client graph.
       p: order of the norm of the differences, 1, 2 or infinity. With p = 2, two clients' vectors z become equal as a
         whole; with p = 1, single entries of z may become equal.
@@ -161,7 +161,7 @@ def network_lasso(
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
     if work.epochs is not None:
-        raise JaxpflError("network-lasso weights its graph by the step count: set local_steps instead of local_epochs")
+        raise JaxpflError("network-lasso requires equal numbers of steps: set local_steps instead of local_epochs")
     if admm_steps < 1:
         raise JaxpflError(f"network-lasso.admm_steps must be >= 1, got {admm_steps}")
     if not 0 < tolerance < 1:

@@ -30,7 +30,7 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     personalized and the global model.
 
     Args:
-      task: task with any model.
+      task: the task; any model is supported.
       work: the local work in a round.
       steps: number of mini-batches in a round; 0 for tau.
 

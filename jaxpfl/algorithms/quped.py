@@ -75,7 +75,8 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
       architectures: the clients' models, as in `adaped`.
 
     Raises:
-      JaxpflError: if ``bits`` is out of range, the task has no distance between predictions, or a model is unknown.
+      JaxpflError: if ``bits`` is out of range, the task has no distance between predictions, or ``architectures``
+        contains an unknown model name.
     """
     if bits and not 2 <= bits <= 16:
         raise JaxpflError(f"quped.bits must be 0, or >= 2 and <= 16, got {bits}")

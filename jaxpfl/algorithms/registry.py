@@ -1,4 +1,4 @@
-"""Registry of the methods. A new method needs one file, and one line in `METHODS`; conformance tests then cover it.
+"""Registry of the methods. A new method needs one file and one line in `METHODS`; the conformance tests then test it.
 
 Implements: Ozkara et al. 2023, appendix J.
 Reference: Divi et al. 2021, Table 1.

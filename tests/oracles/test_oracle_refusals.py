@@ -116,7 +116,7 @@ REFUSED = [
     ("persfl", {"stored": 1}, "^persfl.stored must be 0 or >= 2, got 1"),
     ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored requires teacher = best"),
     ("persfl", {"distill_steps": 0}, "^persfl.distill_steps must be >= 1"),
-    ("persfl", {"task": least_squares(4)}, "persfl distils class probabilities"),
+    ("persfl", {"task": least_squares(4)}, "persfl distills class probabilities"),
     ("persfl", {"problem": without_validation()}, "^persfl selects models .*, but 1 of 5 clients have none"),
     ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
     ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),

@@ -158,7 +158,7 @@ def cropped(key: Key, x: Array, padding: int) -> Array:
 
 
 def mixed(key: Key, x: Array, y: Array, valid: Array, alpha: float) -> tuple[Array, Mixed]:
-    """Mix each example with another example of the batch; return the mixtures and their labels."""
+    """Mix each example with the example that a random permutation assigns to it; return mixtures and labels."""
     of_share, of_order = jax.random.split(key)
     share = jax.random.beta(of_share, alpha, alpha).astype(x.dtype)
     scores = jnp.where(valid, jax.random.uniform(of_order, y.shape[:1]), jnp.inf)

@@ -18,7 +18,7 @@ class ClassMeans(NamedTuple):
     """Mean features of each class.
 
     Attributes:
-      means: [K, F]; zero for a class without examples.
+      means: mean features, [K, F]; zero for a class without examples.
       counts: number of examples of each class, [K].
     """
 

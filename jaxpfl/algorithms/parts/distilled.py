@@ -1,7 +1,8 @@
-"""Local steps and server for mutual distillation between a personal model theta and a global model mu, with scale psi.
+"""Local steps and server for mutual distillation between a personal model theta and a global model mu.
 
-The methods `adaped` and `adaped_plus` use these steps. In `adaped`, the loss terms have the paper's weights;
-`adaped_plus` has options for other weights.
+The methods `adaped` and `adaped_plus` use these steps. The distillation term in the loss has the weight 1 / (2 psi),
+where the scale psi is learned. In `adaped`, the loss terms have the paper's weights; `adaped_plus` has options for
+other weights.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Distilled(NamedTuple):
     weigh: Weigh | None = None
 
     def kd(self, batch: Batch, teacher: Array, student: Array) -> Array:
-        """Mean divergence f between the predictions of teacher and student, whose logits are given, []."""
+        """Mean divergence f between the predictions of teacher and student, computed from their logits, []."""
         return batch.mean(distillation.divergence_of(self.task)(teacher, student, batch.y))
 
     def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
@@ -199,8 +200,8 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
     """Check the options that AdaPeD and AdaPeD-plus share.
 
     Raises:
-      JaxpflError: if ``idle_rounds`` is negative, the task has no distance between predictions, or there is a gate and
-        the task has fewer than two classes.
+      JaxpflError: if ``idle_rounds`` is negative, the task has no distance between predictions, or ``gate`` is set for
+        a task with fewer than two classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"{method}.idle_rounds must be >= 0, got {idle_rounds}")

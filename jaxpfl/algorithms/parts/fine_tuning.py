@@ -35,7 +35,7 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
 
 
 def step_count(tuning: LocalWork | None) -> int | LocalEpochs:
-    """Number of steps of fine-tuning, the same for all clients or each client's own number."""
+    """Number of fine-tuning steps; a `LocalEpochs` if the number depends on the client's number of examples."""
     return 0 if tuning is None else tuning.own_steps or tuning.steps
 
 

@@ -79,7 +79,7 @@ class AveragingHyper(SgdHyper):
     """Hyper-parameters of SGD methods with an averaging server, whose learning rate does not decay."""
 
     server_lr: Scalar = hyper(
-        1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True, is_step=True
+        1.0, "learning rate of the server optimizer; with sgd, 1 is plain averaging", positive=True, is_step=True
     )
 
 

@@ -45,15 +45,16 @@ _form = jax.make_user_context("plain")
 
 
 _Weights = list[tuple[Array, Array]]
-"""For each output, its column of the model's kernel, [F], and its bias, []."""
+"""Column of the model's kernel, [F], and bias, [], of each output."""
 _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
-"""Maps the predictions of each output, and the labels, to the losses and their derivatives, all [b]."""
+"""Function from the predictions of each output and the labels to the losses and their derivatives, all [b]."""
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context for tracing programs in which linear models train in the kernel, if it supports their training.
+    """Return a context manager that sets the form of linear models' training in the programs that are traced in it.
 
-    "interpreted" runs the kernel's operations one by one on any device. The default is "plain", without the kernel.
+    "kernel" uses the kernel if it supports the training. "interpreted" runs the kernel's operations one by one on any
+    device. "plain" is the default, without the kernel.
     """
     return _form(of)
 
@@ -64,7 +65,8 @@ def is_linear(task: Task) -> bool:
 
 
 class _Clients(NamedTuple):
-    """Local SGD of one client, or of m clients. Leaves then have an axis [m, ...], or [1, ...] if all are equal.
+    """Inputs of local SGD for one client. For m clients, leaves have a leading axis, [m, ...], or [1, ...] if all are
+    equal.
 
     Attributes:
       counts: start and number of the client's examples in the store, and number of steps, [3] int32.
@@ -94,8 +96,8 @@ def local_sgd(
 ) -> tuple[PyTree, Metrics] | None:
     """Run `local_work.sgd` in the kernel; None in the plain form, or if the kernel does not support the training.
 
-    The kernel supports plain SGD on a task with `is_linear`, without clipping, noise in steps and augmentation. The
-    arguments are those of `local_work.sgd`; the coefficients are the rate, the weight decay and ``prox``.
+    The kernel supports plain SGD on tasks that satisfy `is_linear`, without clipping, noise in steps or augmentation.
+    ``coefficients`` are the rate, the weight decay and ``prox``; the other arguments are as in `local_work.sgd`.
     """
     changed = work.optimizer != "sgd" or work.clip is not None or work.keeps_optimizer or work.augment is not None
     private = isinstance(data, GuardedData) or (uploaded and work.step_noise is not None)
@@ -123,7 +125,7 @@ def local_sgd(
 
 
 def _over_clients(train: Callable[[int, PyTree, _Clients], PyTree]) -> Callable[[PyTree, _Clients], PyTree]:
-    """Return a function ``(store, client)`` of one client that ``vmap`` turns into one call ``(m, store, clients)``."""
+    """Return a function ``(store, client)`` that ``vmap`` turns into a single call ``train(m, store, clients)``."""
 
     def alone(store: PyTree, client: _Clients) -> PyTree:
         of_one = train(1, store, jax.tree.map(lambda a: a[None], client))
@@ -153,7 +155,7 @@ def _power(size: int) -> int:
 def _train(
     loss_of: _Loss, batch: int, interpreted: bool, number: int, store: PyTree, clients: _Clients
 ) -> tuple[PyTree, Array]:
-    """Train a number of clients with batches of at most ``batch`` examples; return their parameters and mean losses."""
+    """Train ``number`` clients on batches of at most ``batch`` examples; return their parameters and mean losses."""
     from jax.experimental import pallas as pl  # only here, because the import takes time
     from jax.experimental.pallas import triton
 

@@ -61,7 +61,7 @@ class LocalWork:
       steps: number tau of local steps in a round; if work is in epochs, the largest number of steps that any client
         takes.
       batch_size: number b of examples in a mini-batch; a client with fewer examples uses all of them.
-      draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
+      draw: sampling of mini-batches: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
       optimizer: the client optimizer, as a name with arguments (`optimizers`) or a factory function. Every round starts
         with a new optimizer state, unless ``keeps_optimizer`` is true.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
@@ -137,8 +137,7 @@ class LocalWork:
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clip and noise the gradient of uploaded parameters if `step_noise` is set; else return the gradient
-        unchanged.
+        """Clip the gradient of uploaded parameters and add noise if `step_noise` is set; else return it unchanged.
 
         Args:
           key: key of the local step.
@@ -157,9 +156,9 @@ class LocalWork:
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
     def step_limit(self, steps: int | None, ctx: ClientContext, data: ClientData) -> Scalar:
-        """Number of steps that a client takes: ``steps``, or the limit of the round if that is smaller.
+        """Number of steps that a client takes: the smaller of ``steps`` and the round's limit.
 
-        Without ``steps``, it takes tau steps, or its own number of steps if local work is specified in epochs.
+        If ``steps`` is None, tau is used, or the client's own number of steps if local work is specified in epochs.
         """
         limit = steps_within(self.steps if steps is None else steps, ctx.step_limit)
         own = self.own_steps
@@ -182,7 +181,7 @@ def steps_within(steps: int, limit: Scalar) -> Scalar:
 
 
 def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
-    """Count the gradients of a client that takes ``steps`` steps with ``each`` gradients per step in every round.
+    """Make the `Gradients` of a client that takes ``steps`` steps with ``each`` gradients per step in every round.
 
     The count is the same for rounds in the cohort and outside the cohort.
     """

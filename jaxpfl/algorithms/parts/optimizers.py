@@ -1,10 +1,10 @@
 r"""Client and server optimizers by name, and optimizer states that clients keep between rounds.
 
-The names are optax's optimizers and the optimizers of adaptive federated optimization. ``adam`` is ``optax.adam`` with
-its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning rate is not an
-argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the following
-equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative gradient (at a
-server, the mean model update).
+The available optimizers are optax's and those of adaptive federated optimization. For example, ``adam`` is
+``optax.adam`` with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning
+rate is not an argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the
+following equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative
+gradient (at a server, the mean model update).
 
 The optimizer ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
@@ -136,7 +136,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = _optax_optimizers() | {
     "fedadam": fedadam,
     "fedyogi": fedyogi,
 }
-"""Functions by name that make an optimizer, ``(learning rate, **arguments) -> optax.GradientTransformation``."""
+"""Factory functions by name, ``(learning rate, **arguments) -> optax.GradientTransformation``."""
 
 _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 
@@ -258,7 +258,7 @@ def _is_descent(node: object) -> bool:
 
 
 def resume_memories(carry: PyTree) -> PyTree:
-    """Replace the new optimizer states at the start of local steps by the client's kept states, if it has any."""
+    """Replace the new optimizer states at the start of local steps by the client's kept states, if there are any."""
     now = _round.get()
     if now is None or now.kept is None:
         return carry

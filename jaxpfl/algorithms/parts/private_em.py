@@ -84,7 +84,7 @@ def em(
 
 
 def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple[Array, PyTree, Array]:
-    """Contribution v_i of one client to the sums, of norm at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
+    """Contribution v_i of one client to the sums, of norm at most ``SENSITIVITY`` C, with leaves [k], [k, ...] and [k].
 
     Args:
       gamma: the current mixture.

@@ -23,8 +23,8 @@ client i in the cohort S, the server's step is
 FedAdam, are in `optimizers`.
 
 **Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models from mu_0
-... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two of which at most S
-multiples (0 included) lie in 0 ... r:
+... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two with at most S multiples in
+0 ... r (including 0):
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
@@ -196,8 +196,8 @@ def with_server_optimizer(
       averaged: function that selects the averaged part of `Message.shared`; by default, all of it.
 
     Raises:
-      JaxpflError: if uploads are not summed, the server already has an optimizer, or the optimizer is unknown. The
-        error is raised when a round is traced if uploads have several weights, or have another structure than the
+      JaxpflError: if uploads are not summed, the server already has an optimizer, or the optimizer is unknown. An error
+        is also raised when a round is traced if uploads have several weights, or a different structure from the
         averaged part of the message.
     """
     if algorithm.reduction is not Reduction.SUM:
@@ -271,7 +271,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     Such an optimizer moves every parameter by about the learning rate in each round.
 
     Raises:
-      JaxpflError: if the optimizer is unknown; with ``strict``, also where there would be a warning.
+      JaxpflError: if the optimizer is unknown; with ``strict``, also instead of the warning.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
@@ -285,7 +285,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
 def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
     """Apply plain SGD at the server by scaling the sum of the uploads.
 
-    Unlike a step on the mean, this equals plain averaging exactly at a rate of one.
+    With a rate of one, the result equals plain averaging exactly, which a step on the mean would not.
     """
     inner = algorithm.server
 

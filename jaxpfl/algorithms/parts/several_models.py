@@ -24,7 +24,7 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
         a single group, with the task's model.
 
     Raises:
-      JaxpflError: if a model is unknown.
+      JaxpflError: if ``architectures`` contains an unknown model name.
     """
 
     def named(name: str) -> Task:

@@ -170,8 +170,8 @@ def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
 def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, local_steps: int) -> Algorithm:
     """Make an algorithm whose clients keep their personal parts, and whose server averages the shared parts.
 
-    The personal part is the client's only state. All personal parts have the same initial values, as in the code of
-    the authors of FedRep, LG-FedAvg and FedBN.
+    The personal part is the client's only state. All personal parts have the same initial values, as in the authors'
+    code of FedRep, LG-FedAvg and FedBN.
 
     Args:
       task: task whose model is split.
