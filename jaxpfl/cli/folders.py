@@ -128,7 +128,7 @@ def predict(
         only_global: Predict every row with the global model.
         method: Method whose models are used; optional if there is only one.
         encoding: Encoding of the table; as in the run unless given.
-        adapt: Adapt to the labelled rows of each new client, as a run adapts --unseen-clients, and predict all rows of
+        adapt: Adapt to the labeled rows of each new client, as a run adapts --unseen-clients, and predict all rows of
             the client with its adapted model. The models must be in the run folder.
         target: Column of the labels for --adapt; as in the run unless given.
     """

@@ -41,7 +41,7 @@ class _Claim:
     bands: int | None = None
     """Number of bands of correlated noise, at most the cycle; independent noise unless given."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Relation between neighbouring data sets: one user is added or removed, or one user's data are replaced; unless
+    """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced; unless
     given, the first if the sampling allows it, else the second."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
     """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023, which is not a valid bound)."""

@@ -141,7 +141,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         settings: Annotated[Flags, arg(name="")] = flags,
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
-        """Train one method and score every client's personalised model."""
+        """Train one method and score every client's personalized model."""
         if len(file.methods) > 1 and method == named:
             raise JaxpflError(f"run trains one method, but {session.config} names {named}: name one, or use compare")
         check_given(settings, file.recorded)
@@ -200,7 +200,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         data_dir: str | None = None,
         json: bool = False,
     ) -> None:
-        """Write the models of a finished run as .npz files: clients' personalised models and the global model.
+        """Write the models of a finished run as .npz files: clients' personalized models and the global model.
 
         Args:
             output: Folder to create; RUN/models unless given.

@@ -1,7 +1,7 @@
 """Deployment by Flower (https://flower.ai): the app's folder, its ClientApp and its ServerApp.
 
 Flower's node ids are random and change when a node restarts. The server therefore asks each new node which client it
-is, and recognises a restarted node by a random name that the node stores in its folder. Flower may start a new process
+is, and recognizes a restarted node by a random name that the node stores in its folder. Flower may start a new process
 for each message to a ClientApp, so each node also stores its state and its compiled programs in this folder.
 """
 

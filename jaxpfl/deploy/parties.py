@@ -45,7 +45,7 @@ class Node:
     """One client of a deployment, with its examples and its state.
 
     Attributes:
-      instance: random name, stored in the node's folder, by which the server recognises a restarted node.
+      instance: random name, stored in the node's folder, by which the server recognizes a restarted node.
       client_id: id of the client, below the number m of clients if the client takes part in training; None before
         `join`.
     """
@@ -56,7 +56,7 @@ class Node:
         Args:
           agreement: settings and shapes.
           data: examples of this client alone, with inputs that are not scaled yet.
-          folder: folder of the node's state and personalised model; None to keep the state in memory.
+          folder: folder of the node's state and personalized model; None to keep the state in memory.
 
         Raises:
           JaxpflError: if there are no training examples, or if the examples' shapes, dtypes or labels do not fit the
@@ -79,7 +79,7 @@ class Node:
         return {"instance": self.instance, "steps": work.steps}
 
     def join(self, terms: Mapping[str, Any], arrays: Arrays) -> None:
-        """Initialise the client's state from the result of `Hub.terms`, unless the node has joined this run before."""
+        """Initialize the client's state from the result of `Hub.terms`, unless the node has joined this run before."""
         if (str(self._kept["run"]), self.client_id) == (terms["run"], terms["client_id"]):
             return
         self.client_id, seed = terms["client_id"], self._agreement.seed
@@ -109,10 +109,10 @@ class Node:
         return encode(done.summed)
 
     def evaluate(self, round: int, arrays: Arrays) -> dict[str, float]:
-        """Personalise the client's model, store it in the node's folder, and score it on the client's test examples.
+        """Personalize the client's model, store it in the node's folder, and score it on the client's test examples.
 
         A client that does not take part in training is instead adapted for ``adapt_rounds`` rounds from the current
-        message, and its personalised model is not stored.
+        message, and its personalized model is not stored.
 
         Returns:
           The scores by name, such as ``after.accuracy``, and the number of test examples as ``examples``.
@@ -299,7 +299,7 @@ def _upload(algorithm: Algorithm, slots: int, key: Key, hp: PyTree, data: Federa
 def _score(
     algorithm: Algorithm, client: Client, task: Task, today: Today, own: PyTree, data: Splits, test: ClientData, id: Any
 ) -> tuple[PyTree, Mapping[str, Metrics]]:
-    """Return one client's personalised model, and the scores of its models."""
+    """Return one client's personalized model, and the scores of its models."""
     personal = personalize_client(None, client, today, id, None, own, data)
     return personal.after, score_client(algorithm, client, task, today, personal, test)
 

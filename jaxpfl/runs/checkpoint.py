@@ -167,7 +167,7 @@ class Checkpoints:
             files.check_checksums(place)
         except JaxpflError as error:
             raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
-        # Placed on the devices of `like`: the checkpoint may have been saved from devices that this machine lacks.
+        # Restore to the devices of `like`, because this machine may lack the devices from which the state was saved.
         abstract = jax.tree.map(_abstract, like)
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
@@ -304,14 +304,14 @@ class Unfinished:
         seconds: float,
         read: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Save the state after ``done`` rounds, the seconds spent so far, and the results read so far.
+        """Save the state after ``done`` rounds, the seconds spent so far, and the results recorded so far.
 
         Raises:
           JaxpflError: if the files cannot be written.
         """
         began = time.monotonic()
         try:
-            # The results are written first, so that a stored state never lacks the results read before it.
+            # The results are written first, so that a stored state never lacks the results of earlier rounds.
             files.write_checksummed(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
             save(self._checkpoints, done, simulation, state, seconds)
         finally:  # also after an error, so that a full disk is not tried again immediately
@@ -321,7 +321,7 @@ class Unfinished:
     def restore(
         self, simulation: Simulation, first: RunState, stops: Sequence[int]
     ) -> tuple[RunState, int, float, list[dict[str, Any]]]:
-        """Return the last saved state, its round, the seconds spent until then, and the results read until then.
+        """Return the last saved state, its round, the seconds spent until then, and the results recorded until then.
 
         If no usable state is stored, the state is ``first``, the round and the seconds are 0, and there are no results.
         Files that cannot be used are deleted with a warning.
@@ -329,7 +329,7 @@ class Unfinished:
         Args:
           simulation: simulation of the runs.
           first: initial state of the runs.
-          stops: rounds after which results are read, in increasing order; the last is the runs' last round.
+          stops: rounds after which results are recorded, in increasing order; the last is the runs' last round.
         """
         if not (self._folder / _READ).exists():
             return first, 0, 0.0, []

@@ -1,8 +1,8 @@
 """Compilation cache of the command line, so that a program is compiled only once on a machine.
 
 The cache is JAX's persistent cache, in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables the cache, because a
-library must not write to its user's home. The user's settings take precedence. If the folder cannot be written, nothing
-is cached, and there is no error.
+library must not write to its user's home. JAX settings made by the user take precedence. If the folder cannot be
+written, nothing is cached, and there is no error.
 """
 
 from __future__ import annotations
@@ -73,12 +73,13 @@ def enable() -> Path | None:
 
 
 def repair(warning: str) -> bool:
-    """Delete the damaged cache entry that a warning of JAX is about.
+    """Delete the damaged cache entry that a JAX warning reports.
 
-    JAX never replaces an entry that a kill or a full disk cut short, and would warn about it on every run.
+    A killed process or a full disk leaves an incomplete entry. JAX never replaces it, and would warn about it in every
+    run.
 
     Args:
-      warning: text of any warning.
+      warning: message of any warning.
 
     Returns:
       True if the warning was about this cache; the user then need not see it.
@@ -114,7 +115,7 @@ def trim(root: Path, limit: int) -> None:
             status = path.stat()
         except OSError:  # another process is trimming too
             continue
-        # File systems may update access times only daily or never. The time of writing then decides.
+        # Some file systems update access times only daily or never, so the time of writing counts too.
         entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     held = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):
@@ -127,7 +128,7 @@ def trim(root: Path, limit: int) -> None:
 def _folder(jaxlib: str) -> Path:
     """Return the folder for this jaxlib and type of CPU.
 
-    A home may be shared between machines whose CPUs cannot run each other's code.
+    A home directory may be shared between machines whose CPUs cannot run each other's code.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     root = given if given.is_absolute() else Path.home() / ".cache"  # the XDG specification ignores relative paths

@@ -77,9 +77,9 @@ class _Source:
     client: str | None = setting(None)
     """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
-    """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute features
-    by the median, or the most frequent text, of all clients' training rows; or impute-client, by the median or the most
-    frequent text of the client's own training rows. Each imputed column adds a feature that indicates missing
+    """Treatment of missing values in a table csv:FILE: refuse the table; drop the rows with a warning; impute a column
+    by its median, or its most frequent string, over all clients' training rows; or impute-client, by the median or the
+    most frequent string over the client's own training rows. Each imputed column adds a feature that indicates missing
     values."""
     ignore: str | None = setting(None)
     """Columns of a table csv:FILE to leave out of the features, separated by commas."""
@@ -104,7 +104,7 @@ class _Source:
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Split, _Source):
-    """The data set and its split among clients. A field left at None takes its value from the preset, if it has one."""
+    """The data set and its split among clients. The data set's preset, if it has a value, replaces None in a field."""
 
     partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
     clients: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
@@ -119,8 +119,8 @@ class DataConfig(Split, _Source):
         ),
     )
     """Number of clients that do not take part in training: after the last round, they adapt and are scored. If the
-    number of clients is set (by --clients, or by data set), they are additional clients; if the data determine the
-    clients, as with --client, they are held out from these. With test, they are the users of the official test set
+    number of clients is set (by --clients or the data set's preset), they are additional clients; if the data determine
+    the clients, as with --client, they are held out from these. With test, they are the users of the official test set
     that have no training examples (LEAF's split by user), and the other users train on all their examples."""
 
     @property
@@ -148,16 +148,16 @@ class RunConfig(Settings, DataConfig):
     batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
     rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
     warm_start: str | None = setting(None)
-    """Initial parameters of every model: a run folder or a folder of exported models, whose global model is taken
-    (PATH:METHOD if there are several methods), or an .npz file with the parameters by path."""
+    """Initial parameters of every model: a run folder or a folder of exported models, whose global model is used
+    (PATH:METHOD if there are several methods), or an .npz file whose keys are parameter paths."""
     set: tuple[str, ...] = setting(())
     """Hyper-parameters or options of a method: METHOD.name=value."""
     seed: int = setting(0, range=Range(0, 2**32 - 1))
-    """First seed of the runs; the others are the integers after it."""
+    """First seed; further seeds are the next integers."""
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
     """Number of seeds; the runs of all seeds are executed together, as one program."""
     time_to: float | None = setting(None, unless_given="none unless given")
-    """Target score of the personalised models, averaged over clients. The results give the simulated time (see
+    """Target score of the personalized models, averaged over clients. The results give the simulated time (see
     time_model) until the first evaluation that reaches this score."""
     eval_every: int = setting(10, range=COUNT)
     """Number of rounds between evaluations of all clients; the last round is always evaluated."""
@@ -170,7 +170,7 @@ class RunConfig(Settings, DataConfig):
 
 
 ORDERS = 2
-"""Version of the order in which clients draw their examples. Stored runs record it since version 2."""
+"""Version of the order in which clients draw their examples. Run folders record it from version 2 on."""
 _MAY_GROW = ("rounds",)
 # These settings do not change the results: execution, checkpoints, and the paths to the data and the initial parameters
 # (the fingerprint covers the values that are read from these paths).
@@ -413,7 +413,7 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
     return latest if resume and latest is not None else folder
 
 
-_MEMORY = 50  # memory needed to parse a text, in multiples of its length
+_MEMORY = 50  # memory needed to parse a file, in multiples of its size
 _MOST_PARTS = 100_000
 
 _OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "orders", "versions", "code")
@@ -610,7 +610,9 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:
-    """Return a value whose type the annotation allows; if it allows floats, numbers and numeric text become floats.
+    """Return a value of a type that the annotation allows.
+
+    If the annotation allows floats, numbers and numeric strings are converted to float.
 
     Raises:
       JaxpflError: if the value has another type.

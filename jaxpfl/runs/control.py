@@ -88,7 +88,7 @@ class Reporter:
         """Called when ``rounds`` rounds are done, with the score of the last evaluation (None if there is none)."""
 
     def finish(self, runs: int) -> None:
-        """Called when a sweep has recorded runs."""
+        """Called when a sweep has recorded ``runs`` further runs."""
 
     def say(self, text: str) -> None:
         """Called with a message for the user."""
@@ -204,7 +204,7 @@ class CompileClock(ExitStack):
 
 
 class Ahead(AbstractContextManager["Ahead"]):
-    """Simulations of an experiment's methods, whose programs a thread compiles while the first method runs.
+    """Simulations of an experiment's methods; while the first method runs, a thread compiles the other programs.
 
     The thread compiles exactly the programs that the run needs, so it uses the run's seeds and data. The simulations
     share one copy of the data on the devices. A compilation error in the thread is ignored, because the same error

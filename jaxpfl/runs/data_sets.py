@@ -141,7 +141,7 @@ FIELDS = (
 def is_table(config: DataConfig) -> bool:
     """Return whether the data set is a user's table ``csv:FILE``, or a federation saved from such a table.
 
-    The features of tables are always standardised.
+    The features of tables are always standardized.
     """
     return origin(config).startswith("csv:")
 
@@ -231,14 +231,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "shakespeare": _USERS | {"model": "gru"},
     "reddit": _USERS | {"model": "gru"},
     "a9a": _TABLE,
-    # Liu et al. 2022: every school takes part in each round, with a linear model; the features should be standardised.
+    # Liu et al. 2022: every school takes part in each round, with a linear model; the features should be standardized.
     "school": _USERS
     | {"model": "linear", "cohort": 139, "batch_size": 32, "rounds": 200, "test_share": 0.2, "lr": 0.01},
     "planted": _PLANTED,
 }
 """Presets by data set, as differences from `_COMMON`. If a preset has no ``model``, `model_for` chooses one."""
 
-# A table with a column of clients. Its features are standardised, and the learning rate suits correlated features.
+# A table with a column of clients. Its features are standardized, and the learning rate suits correlated features.
 _OWN_TABLE: dict[str, Any] = _USERS | {
     "model": "linear",
     "test_share": 0.25,
@@ -279,11 +279,11 @@ def preset(data: str, partition: str | None, users_per_client: int | None = None
 
 
 def model_for(source: Source) -> str:
-    """Return the default model of a data set whose preset names none.
+    """Return the default model of a data set whose preset names no model.
 
     Raises:
-      JaxpflError: if the inputs consist of several arrays, or are tokens and some token is not a class. No model that a
-        config can name accepts such inputs.
+      JaxpflError: if the inputs consist of several arrays, or are tokens and some token is not a class. No built-in
+        model accepts such inputs.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(

@@ -3,8 +3,8 @@
 Exported files can be read without jaxpfl (see `model_files`).
 
 A method's state may contain more than the parameters of its models, such as control variates, optimizer state, or two
-models that a client mixes. Only the method's prediction function determines which of these the model gets as its
-parameters. The prediction function is therefore called once with a model that records its parameters (`Witness`).
+models that a client mixes. Only the method's prediction function knows which of these it passes to the model as
+parameters. It is therefore called once with a model that records the parameters that it receives (`Witness`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jaxpfl.support.output_paths import partial
 
 
 class Stack(NamedTuple):
-    """Personalised models of a group of clients.
+    """Personalized models of a group of clients.
 
     Attributes:
       client_ids: ids of the m clients [m].
       parameters: pytree of the clients' parameters, with leaves [m, ...].
       of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
-        or with several models; ``parameters`` is then the method's state of the personalised model, unchanged.
+        or with several models; ``parameters`` is then the method's state of the personalized model, unchanged.
       predict: function ``(arrays, x)`` of one client's parameters by path and inputs [n, ...] that returns
         probabilities or expected labels (see `outcome`).
     """
@@ -77,7 +77,7 @@ class LastModels:
         return self._witness.parameters(predict, self._hp, jax.tree.map(lambda a: a[0], self._state.server))
 
     def personal_models(self) -> list[Stack]:
-        """Return the clients' personalised models after adaptation, one stack per group of clients."""
+        """Return the clients' personalized models after adaptation, one stack per group of clients."""
         algorithm = self._simulation.algorithm
         models = self._simulation.personal_models(self._state)
         count = len(algorithm.clients)
@@ -161,11 +161,11 @@ class Selection(NamedTuple):
       method: name of the method to export; None for all methods.
       clients: ids of the clients to export; None for all clients.
       seed: seed to export; None for the run's first seed.
-      only_global: whether to leave out the personalised models.
+      only_global: whether to leave out the personalized models.
       private_only: whether to export only what the method's privacy claim covers: the global model and, if the claim is
-        about examples, the personalised models. Scaling, names, settings and seeds are left out.
+        about examples, the personalized models. Scaling, names, settings and seeds are left out.
       per_client: whether to write one file per client instead of one file for all clients.
-      stablehlo: whether to write for each model a separate program that predicts without any other file.
+      stablehlo: whether to also write, for each model, a program that includes the parameters and needs no other file.
     """
 
     method: str | None = None
@@ -187,7 +187,7 @@ def export(
     *,
     data_dir: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Export the personalised models (after adaptation) and the global models of a finished run.
+    """Export the personalized models (after adaptation) and the global models of a finished run.
 
     Methods are exported one after the other, so memory must suffice for the state of one method and the models of all
     clients, for one seed. The output folder is written atomically: if the process is killed, a hidden folder remains,
@@ -205,8 +205,8 @@ def export(
     Raises:
       JaxpflError: if ``wanted`` has an empty list of clients, or options that exclude each other; if the folder is not
         a run, or the run lacks the method, client or seed; if a method is unfinished; if the data differ from the
-        run's; if ``private_only`` is set but there is no private method or there are several; if ``stablehlo`` is set
-        but features need float64; or if the output exists or cannot be written.
+        run's; if ``private_only`` is set but the number of private methods is not one; if ``stablehlo`` is set but
+        features need float64; or if the output exists or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
         raise JaxpflError("--global exports no clients' models: leave out --clients and --per-client, or --global")

@@ -1,4 +1,4 @@
-"""Adaptation of new clients to labelled rows of a table, in the same way as a run adapts its unseen clients."""
+"""Adaptation of new clients to labeled rows of a table, in the same way as a run adapts its unseen clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxpfl.support.errors import JaxpflError, JaxpflWarning, shown, warn
 def adapt(
     folder: Path, models: Models, table: Table, column: str, target: str | None, new: list[str]
 ) -> list[np.ndarray]:
-    """Predict all rows of new clients, each with a model that is adapted to the client's labelled rows.
+    """Predict all rows of new clients, each with a model that is adapted to the client's labeled rows.
 
     Args:
       folder: run folder from which the models were exported.
@@ -37,7 +37,7 @@ def adapt(
 
     Raises:
       JaxpflError: if the folder is not the models' run, if the run's data are not a table with one column of labels, if
-        a client has no labelled row, if a label is unknown, or if the method does not support unseen clients.
+        a client has no labeled row, if a label is unknown, or if the method does not support unseen clients.
     """
     if not (folder / "config.json").is_file():
         raise JaxpflError(f"--adapt requires the run of the models: {folder} must be its folder")
@@ -59,7 +59,7 @@ def adapt(
     first = int(np.max(federation.client_ids)) + 1
     ids = np.arange(first, first + len(new))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JaxpflWarning)  # all rows are predicted, the labelled ones too
+        warnings.simplefilter("ignore", JaxpflWarning)  # all rows are predicted, the labeled ones too
         train, test = ([(x[own], y[own]) for own in part] for part in (labelled, rows))
         unseen = data.stack_clients(train, test, client_ids=ids, client_names=Names(new))
         unseen = data.filled(unseen, data.own_fills(unseen, columns))

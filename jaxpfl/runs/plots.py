@@ -138,7 +138,7 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = 
 
 
 def _scores(records: Records, colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
-    """Plot the scores of the personalised models (solid) and of the global models (dashed) over the rounds."""
+    """Plot the scores of the personalized models (solid) and of the global models (dashed) over the rounds."""
     scale, of_globals = headline.scale, f"global_{headline.name}"
     figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
     shown, of_global, several = [], {}, False
@@ -150,13 +150,13 @@ def _scores(records: Records, colors: dict[str, str], headline: Headline = ACCUR
         shown += [scale * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
         _line(axes, rounds, scale * values, color, method)
         both, own, global_values = _series(records, method, "evaluation", headline.personalized, of_globals)
-        # If the personalised models equal the global model, one line represents both.
+        # If the personalized models equal the global model, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = both, scale * global_values.mean(axis=1)
-    entitle(axes, f"Personalised models{' (dashed: global model)' * bool(of_global)}")
+    entitle(axes, f"Personalized models{' (dashed: global model)' * bool(of_global)}")
     if not any(np.isfinite(part).any() for part in shown):  # all scores are NaN, because no client has test examples
         return figure
-    # The axis is scaled to the personalised models only, because an untrained global model may score far lower.
+    # The axis is scaled to the personalized models only, because an untrained global model may score far lower.
     every = np.concatenate(shown)
     low, high = np.nanmin(every), np.nanmax(every)
     margin = max(0.05 * (high - low), 0.5 if headline.percent else 1e-9)

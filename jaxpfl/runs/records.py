@@ -48,7 +48,7 @@ class Record:
       settings: value of the run on each axis of the grid, by the name of the axis; axes that do not affect the method
         are omitted.
       seed: seed of the run.
-      status: ``done``, ``diverged`` (some client's personalised model is not finite), ``failed`` (the run could not be
+      status: ``done``, ``diverged`` (some client's personalized model is not finite), ``failed`` (the run could not be
         executed) or ``stopped`` (by successive halving).
       reason: reason for any status other than ``done``, on one line.
       rounds: number of rounds that were run; for a failed run, the number of rounds that were planned.

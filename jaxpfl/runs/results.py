@@ -133,7 +133,7 @@ def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
 def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
     """Return the mean, minimum and maximum number of gradient evaluations per client, over clients and seeds.
 
-    The entries are ``training``, ``personalization`` (for one personalised model), ``unseen`` (for an unseen client's
+    The entries are ``training``, ``personalization`` (for one personalized model), ``unseen`` (for an unseen client's
     rounds of adaptation) and ``unseen_as_trained`` (for an unseen client with as many rounds as a trained client).
     Return None if the method does not count gradient evaluations (`protocol.Gradients`).
     """
@@ -283,8 +283,8 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
     """Return the simulated seconds of a method: of the whole run, and until an evaluation first reaches ``time_to``.
 
-    Each entry has a value per seed [S]. The result is empty if there are no records of rounds, or one before the last
-    recorded round is missing.
+    Each entry has a value per seed [S]. The result is empty if there are no records of rounds, or if the record of an
+    earlier round is missing.
     """
     rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
     if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):

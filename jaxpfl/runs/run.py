@@ -10,7 +10,7 @@ A run folder contains:
 - ``metrics.jsonl``: the metrics of every round and evaluation;
 - ``methods/``: two files for each finished method;
 - ``checkpoints/``, ``clients.npz`` (per-client scores) and ``plots/``;
-- ``graph.csv``, the clients' neighbours, if a method needs a graph of the clients;
+- ``graph.csv``, the clients' neighbors, if a method needs a graph of the clients;
 - ``fit-federation/``, the data of a run of ``jaxpfl.fit``;
 - ``code/``, copies of the user's files that the settings name;
 - ``clients/``, if the clients' states are kept on disk;
@@ -145,7 +145,7 @@ def run_methods(
       experiment: experiment to run.
       folder: run folder, opened by `open_folder`.
       reporter: object whose methods are called with the run's progress.
-      trackers: objects that receive every record, such as TensorBoard's; none in processes other than the first.
+      trackers: objects that receive every record, such as `TensorBoard`; none in processes other than the first.
       traced: whether to write a profiler trace to ``profile/METHOD``. The second call of each method's program is
         traced, because the first includes compilation.
       observe: function that is called after every evaluation.
@@ -333,8 +333,8 @@ def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[
 def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
     """Return whether a record is kept when the run is resumed after ``done`` rounds.
 
-    If the run was extended, the evaluation after the last round of the shorter run is dropped, unless the longer run
-    also evaluates after that round.
+    If the run is resumed with more rounds, the evaluation after the earlier last round is dropped, unless the longer
+    run also evaluates after that round.
     """
     if record["round"] > done:
         return False

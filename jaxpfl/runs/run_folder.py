@@ -109,7 +109,7 @@ _FOLDERS = {
     "methods": "every client's scores and counts of work",
     "checkpoints": "the clients' states, and the key of the noise unless it was secret",
     "clients": "the clients' states",
-    "code": "files of the user",
+    "code": "the user's files",
     "profile": "times of the programs",
     "tensorboard": "scores and norms of the uploads",
     "wandb": "scores and norms of the uploads",
@@ -121,7 +121,7 @@ CONTENTS = {
     "metrics.jsonl": "losses, scores, norms of the uploads and sizes of the cohorts",
     "clients.npz": "every client's name, scores and counts of work",
     "models": "models, scaling and names, unless exported with --private-only",
-    GRAPH: "the clients' neighbours",
+    GRAPH: "the clients' neighbors",
     **dict.fromkeys(SHARED, "scores and names of the clients, counts of work"),
 }
 """Files and folders of a run folder that no privacy claim covers -> the data in them."""
@@ -131,7 +131,7 @@ RUN_PARTS = tuple(CONTENTS)
 def uncovered(folder: Path) -> dict[str, str]:
     """Return the parts of a finished private run's folder that no claim covers, each with the data in it."""
     names = {SUMMARY, *(path.name for path in folder.iterdir())} - {".lock"}
-    return {name: CONTENTS.get(name, "a file that is not the run's") for name in sorted(names)}
+    return {name: CONTENTS.get(name, "a file that is not part of the run") for name in sorted(names)}
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}
@@ -143,7 +143,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
     Args:
       folder: folder of results.
-      mark: name of the file by which a folder of results is recognised.
+      mark: name of the file by which a folder of results is recognized.
       parts: names of the other files and folders of the results, in addition to `SHARED`.
 
     Raises:
@@ -163,7 +163,7 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
 
     Args:
       folder: folder to write to.
-      mark: name of the file by which a folder of results is recognised.
+      mark: name of the file by which a folder of results is recognized.
       kind: word for the results in messages, such as "run".
       parts: names of the other files and folders of the results, in addition to `SHARED`.
       resume: whether to continue existing results.
@@ -191,7 +191,7 @@ def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
     """Delete the results in a folder, except hidden files such as the lock.
 
     The summary is deleted first and ``mark`` last. If the process is killed in between, the remaining files are
-    therefore recognised as incomplete results, which can be replaced.
+    therefore recognized as incomplete results, which can be replaced.
 
     Raises:
       JaxpflError: as in `check_replaceable`; nothing is deleted then.
@@ -273,7 +273,7 @@ def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with references to the copies in ``folder``; by default, references have bare file names."""
+    """Return the config with references ``FILE.py:NAME`` to files in ``folder``; by default, to bare file names."""
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
     return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 

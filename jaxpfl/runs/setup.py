@@ -70,7 +70,7 @@ class Experiment(NamedTuple):
       start: checksum of the initial parameters; None if the user gave none.
       unseen: clients that do not take part in training; None if there are none.
       graph: graph of the clients; None if no method needs it.
-      scaling: scaling of all inputs; None if they are not standardised.
+      scaling: scaling of all inputs; None if they are not standardized.
       class_names: names of the classes, as in `Source.class_names`.
       columns: columns of the table from which the features come, as in `Source.columns`, with the values that replace
         missing ones.
@@ -288,7 +288,7 @@ def check_agreed(experiment: Experiment) -> None:
 def load_federation(
     config: RunConfig, source: Callable[[RunConfig], data.Source] = source_of
 ) -> tuple[data.Source, Federation]:
-    """Load the data set of a config and split it among clients; the inputs are not standardised.
+    """Load the data set of a config and split it among clients; the inputs are not standardized.
 
     The clients include the unseen clients, unless these are the users of the official test set.
 
@@ -313,7 +313,7 @@ def clients_of(
 ) -> tuple[Federation, Federation | None, data.Scaling | None, data.TableColumns | None]:
     """Separate the unseen clients from the trained clients, and replace missing values of a table.
 
-    The inputs are standardised if the config asks for it or the data set is a table.
+    The inputs are standardized if the config asks for it or the data set is a table.
 
     Args:
       config: resolved config.
@@ -321,7 +321,7 @@ def clients_of(
 
     Returns:
       The trained clients, the unseen clients (None if there are none), the scaling of all inputs (None if they are
-      not standardised), and the columns of the table with the values that replace missing ones.
+      not standardized), and the columns of the table with the values that replace missing ones.
     """
     unseen, columns, scaling = None, source.columns, federation.preparation.scaling
     if config.unseen_clients == TEST_USERS:
@@ -361,7 +361,7 @@ GRAPH_HEADER = ("client", "neighbour")
 
 
 def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
-    """Read a graph of clients; clients that the file does not name have no neighbours.
+    """Read a graph of clients; clients that the file does not name have no neighbors.
 
     Args:
       path: CSV file with the ids of two clients on each line.
@@ -416,7 +416,7 @@ class Protection(NamedTuple):
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection:
     """Return the mechanism and guarantee of a private method.
 
-    Either the uploads are private (user level), or the examples of the silos are private.
+    The mechanism protects either the clients' uploads (user level) or the examples of each client (a silo).
 
     Args:
       run: run of a private method, with a single noise multiplier.

@@ -130,7 +130,7 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
     The file contains the config, from which the run is prepared, and a list of all hyper-parameters for information.
     If the two disagree, either someone edited the list, which has no effect, or this version of jaxpfl has different
-    defaults. Nothing is checked if the command line overrides the config.
+    defaults. Nothing is checked if the command line changes settings.
 
     Args:
       path: file given by ``--config``.

@@ -141,7 +141,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     """Return notes about a run's methods, such as privacy claims, compression, divergence and lost uploads."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
     if parts := summary.get("not_covered"):
-        found.append(f"no claim covers {', '.join(parts)}: publish what jaxpfl export --private-only writes")
+        found.append(f"no claim covers {', '.join(parts)}: publish only what jaxpfl export --private-only writes")
     found += _undefined(summary) + _constant(summary)
     if names := summary.get("class_names"):
         found.append(f"classes 0 .. {len(names) - 1} are the labels {listed(names)}")
@@ -154,7 +154,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
             found.append(f"{name}: {row['clipping_remark']}")
         if row.get("compress"):
             sizes = f"{_bytes(row['bytes_up'])} instead of {_bytes(row['bytes_up_uncoded'])}"
-            found.append(f"{name}: uploads by {row['compress']}, {sizes}")
+            found.append(f"{name}: uploads compressed by {row['compress']}, {sizes}")
         if row.get("simulated_seconds"):
             found.append(f"{name}: {_simulated(row, summary)}")
         if row.get("attackers"):
@@ -168,7 +168,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if row["diverged_clients"]:
             found.append(
                 f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
-                "their updates in those rounds were dropped, and they are scored with the state before"
+                "their updates in those rounds were dropped, and they are scored with their earlier state"
             )
         if row.get("clusters"):
             numbers = ", ".join(map(str, row["clusters"]))
@@ -186,7 +186,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if "best_on_validation" in row:
             headline = stored_headline(summary)
             if row["best_on_validation"] is None:
-                found.append(f"{name}: no client's validation examples define the {headline.words}: no round is best")
+                found.append(f"{name}: no best round: no client's validation examples define the {headline.words}")
             else:
                 best = _mean(row["best_on_validation"][headline.personalized], headline)
                 chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""
@@ -208,7 +208,7 @@ def _undefined(summary: dict[str, Any]) -> list[str]:
         found |= {name: entry["undefined"] for name, entry in row.get("metrics", {}).items() if entry["undefined"]}
     return [
         f"{Headline(name).words}: undefined on the test examples of {count} of {summary['clients']} clients, "
-        "which its means leave out"
+        "so means leave these clients out"
         for name, count in found.items()
     ]
 
@@ -258,7 +258,7 @@ def _scores(summary: dict[str, Any]) -> Any:
         pooled = headline.name in ("accuracy", "rmse")
         says += f"; examples: {'over all test examples together' if pooled else 'mean weighted by test examples'}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
-    columns: dict[str, _Cell] = {"personalised": lambda row: _mean(row[own], headline)}
+    columns: dict[str, _Cell] = {"personalized": lambda row: _mean(row[own], headline)}
     if weighed:
         columns["examples"] = lambda row: headline.number(row[own].get("mean_examples"))
     columns["global"] = lambda row: _mean(row[f"global_{headline.name}"], headline)
@@ -273,7 +273,7 @@ def _scores(summary: dict[str, Any]) -> Any:
 def _metrics(summary: dict[str, Any]) -> Any:
     """Return the table of the metrics other than the headline.
 
-    Values are for the personalised models and, in parentheses, for the global model.
+    Values are for the personalized models and, in parentheses, for the global model.
     """
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
@@ -306,8 +306,8 @@ def _unseen(summary: dict[str, Any]) -> Any:
         methods,
         f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client "
         "took part in",
-        "grad: gradients evaluated in these rounds and for the personalised model; the rounds change nothing where a "
-        "client keeps no model of its own",
+        "grad: gradients evaluated in these rounds and for the personalized model; the rounds change nothing if the "
+        "method's clients keep no model",
         {
             "arrival": lambda row: _mean(row[f"unseen_before_{headline.name}"], headline),
             f"after {adapted}": lambda row: _mean(row[f"unseen_{headline.name}"], headline),
@@ -324,9 +324,8 @@ def _costs(summary: dict[str, Any]) -> Any:
     return _method_table(
         summary["methods"],
         "what it took",
-        "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
-        "over clients) and to make its personalised model; up, down: bytes of a run; compile, run: seconds of all "
-        "seeds",
+        "train, adapt: gradients (backward passes through one model on one mini-batch) per client, in training (mean "
+        "over clients) and for its personalized model; up, down: bytes per run; compile, run: seconds for all seeds",
         {
             "train": lambda row: _gradients(row, "training"),
             "adapt": lambda row: _gradients(row, "personalization"),
@@ -430,7 +429,7 @@ def print_explanation(console: Console, report: dict[str, Any]) -> None:
         left = "free memory unknown" if entry["free"] is None else f"{readable(entry['free'])} available"
         beside = f"beside {held['data']} of data and {held['states']} of client states; {left}"
         table.add_row("memory", f"{held['working']} for a round", beside)
-        table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
+        table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program for any number of rounds")
         up, down = (readable(entry["exchange"][way]) for way in ("up", "down"))
         table.add_row("exchange", f"{up} up, {down} down", "one client, one round, uncompressed")
         console.print(table)

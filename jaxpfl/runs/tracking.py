@@ -121,7 +121,7 @@ class _Service(Tracker):
     def __init__(self, folder: Path):
         self._records, self._config = folder / "metrics.jsonl", folder / "config.json"
         self._group = folder.absolute().name
-        self._silent = True  # nothing is sent between methods, and after an error
+        self._silent = True  # nothing is sent between methods or after an error
 
     def begin(self, method: str, done: int) -> None:
         self._silent = False
@@ -182,7 +182,7 @@ class MLflow(_Service):
 
     def __init__(self, folder: Path, uri: str):
         super().__init__(folder)
-        # MLflow discourages folders in favour of databases, but jaxpfl's extra installs no database package.
+        # MLflow discourages folders in favor of databases, but jaxpfl's extra installs no database package.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7, the default, take four minutes to give up
         try:

@@ -1,4 +1,4 @@
-"""The Bernoulli study: local, personalised and private estimates of simulated clients' probabilities."""
+"""The Bernoulli study: local, personalized and private estimates of simulated clients' probabilities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BernoulliSettings(Settings):
     epsilon: float | None = within(None, checks.positive)
     """Epsilon of each client's message under pure local privacy; none by default."""
     uploads: int | None = None
-    """K: number of clients that send a message; the others are personalised too. By default all send."""
+    """K: number of clients that send a message; the others are personalized too. By default all send."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0

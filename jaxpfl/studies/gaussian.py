@@ -1,4 +1,4 @@
-"""The Gaussian study: local, global, personalised and private estimates of simulated clients' means."""
+"""The Gaussian study: local, global, personalized and private estimates of simulated clients' means."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jaxpfl.uploads.compression import quantizers
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
 """Local mechanism. Gaussian noise with the analytic calibration is available in every dimension. Gaussian noise with
-the paper's calibration, a randomised bit, and discrete Gaussian noise are available in one dimension.
+the paper's calibration, a randomized bit, and discrete Gaussian noise are available in one dimension.
 """
 
 
@@ -62,9 +62,9 @@ class GaussianPopulation(Settings):
     """delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
     """analytic (Balle and Wang 2018); for one dimension also printed (the paper's calibration), one-bit (pure), or
-    discrete (Canonne et al. 2020: integer noise on a quantiser's levels)."""
+    discrete (Canonne et al. 2020: integer noise on a quantizer's levels)."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
-    """Bits to which each entry of a message is quantised; by default 8 for discrete noise, else no quantisation."""
+    """Bits to which each entry of a message is quantized; by default 8 for discrete noise, else no quantization."""
 
     def check(self) -> None:
         """Check the settings.
@@ -91,7 +91,7 @@ class GaussianPopulation(Settings):
 
     @property
     def levels_bits(self) -> int:
-        """Bits of the quantiser to whose levels discrete noise is added."""
+        """Bits of the quantizer to whose levels discrete noise is added."""
         return 8 if self.bits is None else self.bits
 
     @property
@@ -115,7 +115,7 @@ class GaussianSettings(GaussianPopulation):
     mean: float = 0.0
     """Population mean mu, in each dimension."""
     uploads: int | None = None
-    """K: number of clients that send a message; the others are personalised too. By default all send."""
+    """K: number of clients that send a message; the others are personalized too. By default all send."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -136,7 +136,7 @@ class GaussianSettings(GaussianPopulation):
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
     """Estimators for these settings, by name, with the exact squared error (summed over entries), or None if unknown.
 
-    ``estimated`` is the personalised estimator with variances learned from the clients.
+    ``estimated`` is the personalized estimator with variances learned from the clients.
     """
     found: dict[str, tuple[Estimator, float | None]] = {
         "local": (gaussian.local(), given.dim * given.s2),
@@ -153,7 +153,7 @@ def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | No
 
 
 def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
-    """Personalised estimator that uses the true variances from the settings."""
+    """Personalized estimator that uses the true variances from the settings."""
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 

@@ -54,7 +54,7 @@ class MixtureSettings(Settings):
     delta: float = within(1e-5, checks.probability)
     """delta for both."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
-    """Bits to which each entry of a message is quantised; by default no quantisation."""
+    """Bits to which each entry of a message is quantized; by default no quantization."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -150,7 +150,7 @@ def simulated(given: MixtureSettings) -> Results:
     """Run the simulation.
 
     In the summary, ``mse`` and ``gains`` have an entry for each estimator (``alternating`` after its last round), and
-    ``gain_over_local`` is the gain of the personalised estimator, EM. ``alternation`` has the mean error and its
+    ``gain_over_local`` is the gain of the personalized estimator, EM. ``alternation`` has the mean error and its
     standard error after each round of ``alternating``. ``privacy`` is the privacy spent, if eps is given.
 
     Raises:
@@ -249,7 +249,7 @@ class Kinds(NamedTuple):
         expected to have less than one sample), and a number of ``clients``. Further entries of the summary are
         ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
       columns: columns of ``estimates.csv``, with an entry for each client.
-      local, personalized: local and personalised means, [m, d].
+      local, personalized: local and personalized means, [m, d].
       kind: index (from 0) of each client's most probable kind, [m].
     """
 
@@ -382,7 +382,7 @@ def write_kinds(folder: Path, made: Kinds) -> list[Path]:
     """Write ``estimates.csv`` into the parent of the plots' folder, and plot the clients' estimates by kind."""
     own_clients.write_table(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
-    labels = ("local estimate", "personalised estimate") if flat else [f"local {literal(n)}" for n in names[:2]]
+    labels = ("local estimate", "personalized estimate") if flat else [f"local {literal(n)}" for n in names[:2]]
     xlabel, ylabel = labels
     figure, axes = new_axes(xlabel, ylabel, literal(f"{made.result['csv']}: {len(made.kind)} clients"))
     x, y = made.local[:, 0], made.personalized[:, 0] if flat else made.local[:, 1]

@@ -626,7 +626,7 @@ def percent(level: float) -> str:
 
 
 def write_estimates(folder: Path, own: Own) -> list[Path]:
-    """Write ``estimates.csv`` into the plots' parent folder, and plot personalised against local estimates."""
+    """Write ``estimates.csv`` into the plots' parent folder, and plot personalized against local estimates."""
     write_table(folder.parent / "estimates.csv", own.columns)
     title = literal(f"{own.result['csv']}: {own.result['clients']} clients")
     alone = len(own.pictures) == 1
@@ -645,9 +645,9 @@ def write_table(path: Path, columns: dict[str, list]) -> None:
 
 
 def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
-    """Plot personalised against local estimates, with intervals and the estimated population mean."""
+    """Plot personalized against local estimates, with intervals and the estimated population mean."""
     title = f"{title}, {literal(of.column)}" if of.column else title
-    figure, axes = new_axes("local estimate", "personalised estimate", title)
+    figure, axes = new_axes("local estimate", "personalized estimate", title)
     ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
     axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
     few = min(1.0, _FEW / len(of.sizes))

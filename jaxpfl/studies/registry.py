@@ -9,8 +9,8 @@ from jaxpfl.studies.study import Study
 from jaxpfl.support.errors import unknown_name
 
 STUDIES: Mapping[str, str] = {
-    "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
-    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised, as in the paper, and private bits.",
+    "gaussian": "Means of Gaussian clients: local, global, personalized, quantized and private, beside exact errors.",
+    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalized, as in the paper, and private bits.",
     "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): four priors.",
     "mixture": "Clients that are one of k kinds: EM, the paper's Algorithm 3, and private k-means.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",

@@ -123,7 +123,7 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 
     Returns:
       ``mse``: mean, stderr and closed_form by estimator. ``gain_over_local``: the fraction of the local estimator's
-      error that the personalised estimator avoids. ``gains``: this fraction and its standard error for every estimator
+      error that the personalized estimator avoids. ``gains``: this fraction and its standard error for every estimator
       except ``local``.
     """
     mse = {name: measure(values, closed_form.get(name))._asdict() for name, values in errors.items()}

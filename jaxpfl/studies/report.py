@@ -119,13 +119,13 @@ class Curve(NamedTuple):
 
 
 def color(name: str) -> str:
-    """Colour of an estimator in every plot; text after a comma in the name denotes a variant, and is ignored."""
+    """Color of an estimator in every plot; text after a comma in the name denotes a variant, and is ignored."""
     return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Choose colours for the estimators in one plot; only variants of the same estimator have the same colour."""
-    whose: dict[str, str] = {}  # colour -> estimator drawn in it
+    """Choose colors for the estimators in one plot; only variants of the same estimator have the same color."""
+    whose: dict[str, str] = {}  # color -> estimator drawn in it
     found = []
     for name in names:
         base, own = name.split(",")[0], color(name)
@@ -161,7 +161,7 @@ def write_curves(
     figure, axes = new_axes(xlabel, ylabel, title)
     drawn: list[str] = []
     for (name, curve), own in zip(curves.items(), _apart(list(curves)), strict=True):
-        # A variant has the same colour as its base estimator, and a dashed line.
+        # A variant has the same color as its base estimator, and a dashed line.
         style = {"color": own, "linestyle": "--" if own in drawn else "-"}
         drawn.append(own)
         if curve.line is not None:

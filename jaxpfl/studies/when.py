@@ -25,9 +25,9 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
     """Compute the theory for these settings, without simulation.
 
     Returns:
-      ``gain_over_local``: gain of the personalised estimate over the local estimate, with private messages if eps is
-      given, else quantised messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
-      clients. ``global_gain``: gain of a single estimate for all clients. ``careless_gain``: gain of a personalised
+      ``gain_over_local``: gain of the personalized estimate over the local estimate, with private messages if eps is
+      given, else quantized messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
+      clients. ``global_gain``: gain of a single estimate for all clients. ``careless_gain``: gain of a personalized
       estimate whose weight ignores the messages' noise. ``needs``: for several fractions of ``most_gain``, the number
       of clients needed, and the smallest eps at which the one-bit mechanism reaches this gain with the settings' number
       of clients.
@@ -66,7 +66,7 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """Sentences that summarise the result of `run`."""
+    """Sentences that summarize the result of `run`."""
     gain, limit, m = result["gain_over_local"], result["most_gain"], result["settings"]["clients"]
     if gain < 0.05:
         what = "hardly helps"

@@ -23,13 +23,13 @@ from jaxpfl.support.errors import JaxpflError, printable, writing
 from jaxpfl.support.files import opened
 from jaxpfl.support.output_paths import partial
 
-# The colours of categories in all plots, in a tested order. A method has the same colour in every plot of a run.
+# The colors of categories in all plots, in a tested order. A method has the same color in every plot of a run.
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
 INK, GRID = "#333333", "#e6e6e6"
 
 
 def shades(count: int) -> list[str]:
-    """Return ``count`` colours: the eight of `COLORS`, then darker and lighter variants of them; 24 are distinct.
+    """Return ``count`` colors: the eight of `COLORS`, then darker and lighter variants of them; 24 are distinct.
 
     Examples:
       >>> len(set(shades(24)))

@@ -144,7 +144,7 @@ def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
-    """Return an uninitialised array: in a temporary file if ``like`` is in a file, otherwise in memory.
+    """Return an uninitialized array: in a temporary file if ``like`` is in a file, otherwise in memory.
 
     Args:
       shape: shape of the array.

@@ -20,7 +20,7 @@ def test_bits_are_counted_stored_and_shown(capsys, tmp_path):
     folder = tmp_path / "run"
     shown = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *TOP_K, "--output", folder)
     assert shown.status == 0, shown.err
-    assert "fedavg: uploads by top-k:share=0.05, " in " ".join(shown.out.split())
+    assert "fedavg: uploads compressed by top-k:share=0.05, " in " ".join(shown.out.split())
     methods = json.loads((folder / "summary.json").read_text())["methods"]
     fedavg, entries, uploads, runs = methods["fedavg"], 650, 4 * 3, 2
     assert fedavg["bytes_up_uncoded"] == 4 * entries * uploads

@@ -137,7 +137,7 @@ def test_a_ranking_is_trained_by_its_auc_with_other_metrics_and_resumed(capsys, 
     assert first.status == 0, first.err
     text = " ".join(first.out.split())
     assert "test AUC in % after the last round" in text
-    assert "AUC: undefined on the test examples of 1 of 5 clients, which its means leave out" in text
+    assert "AUC: undefined on the test examples of 1 of 5 clients, so means leave these clients out" in text
     assert "macro F1" in text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["task"], summary["metric"], summary["lower_is_better"]) == ("ranking", "auc", False)

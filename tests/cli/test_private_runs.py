@@ -200,7 +200,7 @@ def test_what_no_claim_covers_is_listed_and_not_exported(capsys, tmp_path, unit)
     shown = jaxpfl(capsys, "export", folder, *some, "--output", models, "--seed", "1")
     assert shown.status == 0, shown.err
     assert "not covered, not exported: clients.npz (every client's name" in shown.out
-    assert "mine (a file that is not the run's)" in shown.out
+    assert "mine (a file that is not part of the run)" in shown.out
     kinds = {"user": ("global",), "example": ("global", "personal")}[unit]
     files = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_file()}
     own = {f"{methods[-1]}/{kind}.{ending}" for kind in kinds for ending in ("npz", "stablehlo")}

@@ -47,7 +47,7 @@ def test_notes_are_of_columns_that_are_there():
         assert absent not in alone
     both = {"local": row(0.01, hurt=0.0, unseen=False), "fedavg-ft": row(0.01, hurt=0.5, unseen=False)}
     text = shown(both, seeds=3)
-    assert "hurt" in next(line for line in text.splitlines() if "personalised" in line)
+    assert "hurt" in next(line for line in text.splitlines() if "personalized" in line)
     assert "±" in text
     assert "50%" in text
     # Beside local training alone there is nobody to be hurt.
@@ -57,7 +57,7 @@ def test_notes_are_of_columns_that_are_there():
 def test_no_round_is_best_without_a_validation_score():
     none = {**row(None, hurt=None, unseen=False), "best_on_validation": None}
     text = " ".join(shown({"fedavg": none}, seeds=1, width=200).split())
-    assert "fedavg: no client's validation examples define the accuracy: no round is best" in text
+    assert "fedavg: no best round: no client's validation examples define the accuracy" in text
     assert "at the round of best" not in text
 
 
@@ -76,7 +76,7 @@ def test_other_metrics_stand_in_a_table_of_their_own_with_who_is_left_out():
     entry = {"personalized": {"mean": 0.81234, "std": None}, "global": {"mean": 0.7, "std": None}, "undefined": 2}
     text = shown({"fedavg": own | {"metrics": {"auc": entry}}, "local": own}, seeds=1, width=120)
     assert "0.8123 (0.7)" in text
-    assert "AUC: undefined on the test examples of 2 of 10 clients, which its means leave out" in text
+    assert "AUC: undefined on the test examples of 2 of 10 clients, so means leave these clients out" in text
     assert "other metrics" not in shown({"local": own}, seeds=1)
 
 

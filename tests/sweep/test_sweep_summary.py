@@ -28,7 +28,7 @@ def summary(records: list[Record], seeds: Any = SEEDS) -> dict[str, Any]:
 def test_clients_without_a_metric_are_told_of():
     counts = [{"num_clients": 5, "personalized_auc_undefined": n, "personalized_macro_f1_undefined": 2} for n in (1, 3)]
     found = [Record("local", {}, seed, metrics=metrics) for seed, metrics in enumerate([*counts, {"num_clients": 9}])]
-    behind = "undefined on the test examples of some clients, which its means leave out"
+    behind = "undefined on the test examples of some clients, so means leave these clients out"
     assert caveats(found, {}) == [f"AUC: {behind}", f"macro F1: {behind}"]
     assert caveats(found[2:], {}) == []
 

@@ -26,7 +26,7 @@ _ATTACK = ("attack", "attackers")
 def compare(first: Path, second: Path) -> dict[str, Any]:
     """Compare two finished runs.
 
-    The compared scores are the personalised models' scores on test examples, averaged over clients and seeds. If
+    The compared scores are the personalized models' scores on test examples, averaged over clients and seeds. If
     clients, their examples, attackers and seeds are the same in both runs, the runs are paired: each client's mean over
     the seeds is compared with the same client's mean in the other run.
 

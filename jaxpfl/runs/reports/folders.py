@@ -1,4 +1,4 @@
-"""Result folders on disk: recognise their kind and progress, list them, and check them for damage."""
+"""Result folders on disk: recognize their kind and progress, list them, and check them for damage."""
 
 from __future__ import annotations
 

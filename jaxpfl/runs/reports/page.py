@@ -141,7 +141,7 @@ def _side(column: int, words: int) -> str:
 
 
 def _key(cell: str) -> str:
-    """Return the HTML attribute with the number by which a cell is sorted (in bytes if a size); empty for text."""
+    """Return the HTML attribute with the number by which a cell is sorted (bytes for a size); empty for text."""
     found = _NUMBER.match(cell)
     if not found:
         return ""
@@ -168,7 +168,7 @@ _MOST_SHOWN = 40
 
 
 def rich_table(given: Any) -> str:
-    """Convert a rich table to HTML, with the table's title as a heading. Its text columns must come first."""
+    """Convert a rich table, whose text columns must come first, to HTML with the table's title as a heading."""
     columns = [[str(cell) for cell in column.cells] for column in given.columns]
     header = [str(column.header) for column in given.columns]
     words = sum(column.justify != "right" for column in given.columns)
@@ -184,7 +184,7 @@ def sheet_table(given: Sheet) -> str:
 
 
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
-"""Colours in figures -> the page's CSS variables that replace them, so that figures follow light and dark mode."""
+"""Colors in figures -> the page's CSS variables that replace them, so that figures follow light and dark mode."""
 _MOST_DOTS = 2000
 """Number of dots (or corners of bars) above which they are drawn as pixels; as SVG, a million would take 100 MB."""
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
@@ -225,7 +225,7 @@ def svg(figure: Any, name: str) -> str:
     found = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", found)
     for color, own in _PAGE_COLORS.items():
         found = re.sub(rf"{color}\b", f"var({own})", found, flags=re.IGNORECASE)
-    # SVG text without a fill colour is black, which would be unreadable in dark mode.
+    # SVG text without a fill color is black, which would be unreadable in dark mode.
     found = re.sub(r'(<text [^>]*style=")(?![^"]*fill)', r"\1fill: var(--ink); ", found)
     found = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, found)
     size = re.search(r'viewBox="0 0 ([\d.]+)', found)

@@ -49,11 +49,11 @@ class Search:
     search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
     """Number of seeds in the search; the chosen setting is then run with all --seeds."""
     budget: str = setting("rounds")
-    """Quantity that is equal for all methods: rounds, or steps. With steps, all methods take as many gradients as a
-    method that takes one per local step, so methods that take more gradients in a round run fewer rounds."""
+    """Quantity that is equal for all methods: rounds, or steps. With steps, every method computes as many gradients in
+    total as a method with one gradient per local step, so methods with more gradients per round run fewer rounds."""
     halving: int = setting(0, range=Range(0, 100))
-    """Factor of successive halving: at each rung, the best 1/factor of the settings by validation score continue; 0
-    turns it off."""
+    """Factor of successive halving: settings are compared after certain rounds (rungs), and at each rung the best
+    1/factor of the settings by validation score continue; 0 turns it off."""
     halving_first: int | None = setting(
         None, unless_given="unless given, as many as leave one setting at the last rung", range=COUNT, unit="rounds"
     )

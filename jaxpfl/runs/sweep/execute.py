@@ -102,7 +102,7 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
 
 
 def _stacked(runs: Sequence[Assembled]) -> Assembled:
-    """Combine S runs that differ only in numbers into one run with hyper-parameters [S]."""
+    """Combine S runs that differ only in numeric settings into one run with hyper-parameters [S]."""
     first = runs[0]
     hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
     failures = [run.availability for run in runs]
@@ -148,8 +148,8 @@ def run_group(
       stopped: function that returns True once the current chunk should be abandoned.
       ready: result of `prepare_group`, if the caller has already called it.
       states: states at which successive halving stopped runs. Runs continue from them, and new states are added.
-      unfinished: folder for this group alone. Unless its state is too large, a chunk is saved there about every minute
-        and when it is abandoned, and later continues from there. None to save nothing.
+      unfinished: folder for the saved states of this group. A chunk's state, unless it is too large, is saved there
+        about every minute and when the chunk is abandoned, and the chunk later continues from it. None to save nothing.
     """
     try:
         ready = ready or prepare_group(group, loaded)

@@ -86,7 +86,7 @@ def _about(
     if not others:
         return title
     every = any(own.every for own in series.values())
-    return title + (f"; every setting, whatever its {others}" if every else f"; the best over {others} on validation")
+    return title + (f"; all settings, with any {others}" if every else f"; the best over {others} on validation")
 
 
 def _lines(
@@ -181,13 +181,13 @@ class Axis:
 
     @property
     def words(self) -> list[str]:
-        """Short text of each value: four significant digits of a float, the last characters of a long text."""
+        """Short string for each value: four significant digits of a float, the last characters of a long string."""
         texts = (f"{value:.4g}" if isinstance(value, float) else value_words(value) for value in self.values)
         return [text if len(text) <= 14 else f"...{text[-12:]}" for text in texts]
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Index in ``values`` of each value, by the value's JSON text."""
+        """Index in ``values`` of each value, by the value's JSON string."""
         return {json.dumps(value): number for number, value in enumerate(self.values)}
 
 
@@ -258,7 +258,7 @@ def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
 
 
 MARKERS = "os^DvPX<>hp*"
-"""Markers of the methods' lines, so that lines can be told apart without colours."""
+"""Markers of the methods' lines, so that lines can be told apart without colors."""
 RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
 """Style of the ring around a chosen setting."""
 _MOST_TICKS = 12

@@ -236,7 +236,7 @@ def summarize(
     programs: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Summarise the results of a sweep.
+    """Summarize the results of a sweep.
 
     Args:
       records: records of the sweep, in the order of the rows.
@@ -430,7 +430,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         top = max((mean for mean in means.values() if mean is not None), key=headline.better, default=None)
         if top is not None and len(means) > 1:  # all scores that look equal to the best in the table are bold
             bold |= {(i, 3) for i, mean in means.items() if headline.number(mean) == headline.number(top)}
-    note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
+    note = f"{_plural(headline)}, of personalized models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
     if constants:
         note += f"; constant predictor: {', '.join(constants)}{unbeaten}"

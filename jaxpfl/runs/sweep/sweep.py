@@ -228,7 +228,7 @@ def _is_name(value: Value) -> bool:
 
 
 def finish(sweep: Sweep) -> dict[str, Any]:
-    """Summarise a complete sweep and write its results, ``summary.json`` last.
+    """Summarize a complete sweep and write its results, ``summary.json`` last.
 
     Returns:
       The summary, as `summarize` returns it, with caveats, the folder and the version. If there are several problems
@@ -271,7 +271,7 @@ def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str
     names = dict.fromkeys(name.removesuffix(UNDEFINED) for name, count in counted if name.endswith(UNDEFINED) and count)
     found = [
         f"{Headline(name.removeprefix('personalized_')).words}: undefined on the test examples of some clients, "
-        "which its means leave out"
+        "so means leave these clients out"
         for name in names
     ]
     private = Counter(record.method for record in records if record.metrics.get("epsilon") is not None)
