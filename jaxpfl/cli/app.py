@@ -20,11 +20,11 @@ from jaxpfl.support import own_code, signals
 from jaxpfl.support.console import settle
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 
-DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
-BENCH = "Measure speed against peers and the machine: jaxpfl bench NAME; without a name, it lists the benchmarks."
+DESCRIPTION = "Personalized federated learning: every round is one compiled JAX program."
+BENCH = "Compare speed and accuracy with other libraries: jaxpfl bench NAME; without a name, list the benchmarks."
 ALONE: dict[str, str] = {
-    "sweep": "Train methods over a grid of settings, choose on validation examples, and report on test.",
-    "recommend": "Describe a federation, and print the map's nearest cells, their best method and the command to run.",
+    "sweep": "Train methods over a grid of settings, choose by validation scores, and report test scores.",
+    "recommend": "Find the measured federations most similar to yours, and print their best method and its command.",
 }
 """Commands, each in its own module (see `commands_of`), and their purpose."""
 FOLDERS: dict[str, str] = {
@@ -32,16 +32,16 @@ FOLDERS: dict[str, str] = {
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
-    "predict": "Predict the rows of a new table by exported models: each client's own, or the global one.",
-    "new": "Write a small project: a method, a loader of data, a config, and a test that runs in seconds.",
+    "predict": "Predict the rows of a new table with exported models: each row with its client's, or the global one.",
+    "new": "Write a small project: a method, a data loader, a config, and a test that runs in seconds.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands in ``jaxpfl.cli.folders``, which mostly concern existing results, and their purpose."""
 GROUPS: dict[str, str] = {
-    "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
-    "papers": "Tables and figures of the papers, with the printed values beside ours: list, run NAME, show.",
+    "estimate": "Estimate clients' parameters together, on simulated data or your own: jaxpfl estimate NAME.",
+    "papers": "Tables and figures of papers, with the published values beside jaxpfl's: list, run NAME, show.",
     "privacy": "Privacy calculators: epsilon, noise, paper; audit tries to refute a claim.",
-    "winners": "The map of which method wins where, that jaxpfl recommend reads: run measures it, show prints it.",
+    "winners": "The map of the best methods by federation, for jaxpfl recommend: run measures it, show prints it.",
 }
 """Command groups and their purpose."""
 _MODULES = {

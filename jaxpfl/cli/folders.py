@@ -53,7 +53,7 @@ def report(
 
 
 def runs(
-    folder: Annotated[Positional[Path], arg(metavar="[FOLDER]", help="The folder to look in.")] = Path("runs"),
+    folder: Annotated[Positional[Path], arg(metavar="[FOLDER]", help="The folder to search.")] = Path("runs"),
     json: _Json = False,
 ) -> None:
     """List the run, sweep and study folders below a folder, with their status."""
@@ -161,10 +161,10 @@ def predict(
 
 
 def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The folder to create.")] = MISSING) -> None:
-    """Write a small project: a method, a loader of data, a config, and a test that runs in seconds."""
+    """Write a small project: a method, a data loader, a config, and a test that runs in seconds."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JaxpflError(f"{folder} is not an empty folder: name a new one")
-    if folder.resolve() == Path.cwd():  # the rename below would take it away from the user's shell
+    if folder.resolve() == Path.cwd():  # the rename below would remove the shell's current folder
         raise JaxpflError(f"{folder} is the present folder: name a new one")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

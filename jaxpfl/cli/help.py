@@ -1,4 +1,4 @@
-"""Texts of ``--help``, wrapped to the terminal's width: usage, flags in groups, and methods."""
+"""Output of ``--help``, wrapped to the terminal's width: usage, flags in groups, and methods."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def summary(command: Callable[..., Any]) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_line: bool = False) -> list[str]:
-    """Format names and their texts as lines in two columns; the text of a long name begins on the line below.
+    """Format names and their descriptions as lines in two columns; after a long name, the description begins below it.
 
     Args:
       rows: pairs (name, text).

@@ -32,7 +32,7 @@ REGISTRY = ConstructorRegistry()
 
 
 def fields_of(settings: type, given: Any) -> list[StructFieldSpec]:
-    """Return the fields of a settings dataclass for tyro, with the types that can be written as text.
+    """Return the fields of a settings dataclass for tyro, with types whose values can be typed on the command line.
 
     Args:
       settings: dataclass.

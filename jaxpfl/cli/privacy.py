@@ -177,7 +177,7 @@ class _Audit:
     """Number of runs (worlds) in the audit with a single canary, which takes part in about half of them; more runs can
     show a larger epsilon."""
     worlds_delta: float = 0.1
-    """Delta at which the bound of this audit is compared with the claim; values from 0.01 to 0.2 are the most
+    """Delta at which the audit with a single canary is compared with the claim; values from 0.01 to 0.2 are the most
     informative."""
     canaries: int | None = None
     """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
@@ -254,7 +254,7 @@ def _print_audit(method: str, found: Audit) -> None:
     worlds = f"{len(game.present) + len(game.absent)} runs, by {game.statistic}"
     guesses = f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries"
     claim = f"{found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {found.claim.rounds} rounds"
-    unseen = f"; the noise itself is not seen: {noise}" if isinstance(noise, str) else ""
+    unseen = f"; the noise cannot be tested: {noise}" if isinstance(noise, str) else ""
     say(f"{method}: {claim}{unseen}")
     parts = [("worlds:  ", found.claimed, game.bound, worlds), ("one run: ", found.claimed_one_run, one, guesses)]
     for name, claimed, bound, what in parts:

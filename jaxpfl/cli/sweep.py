@@ -101,7 +101,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         search: Annotated[Search, arg(name="")] = file.search,
         session: Annotated[_Session, arg(name="")] = _SESSION,
     ) -> None:
-        """Train methods over a grid of settings, choose on validation examples, and report on test."""
+        """Train methods over a grid of settings, choose by validation scores, and report test scores."""
         check(axes)
         given = [parse(text) for text in axes.grid]
         names = [one.name.replace("-", "_") for one in given]

@@ -159,7 +159,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     def data(
         action: Annotated[
             Positional[Literal["list", "describe", "convert", "fetch"]],
-            arg(help="List the data sets; describe or convert the split that the flags make; or fetch NAME."),
+            arg(help="List the data sets; describe or convert the split that the flags define; or fetch NAME."),
         ],
         name: Annotated[Positional[str], arg(metavar="[NAME]", help="The data set to download (fetch).")] = "",
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
@@ -227,7 +227,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         check: bool = False,
         config: Path | None = None,
     ) -> None:
-        """Write an app of Flower that trains a method in a real federation, with the settings of a simulation.
+        """Write a Flower app that trains a method in a real federation, with the settings of a simulation.
 
         Args:
             method: The method.

@@ -72,7 +72,7 @@ class Node:
         self.client_id = int(self._kept["client_id"]) if self._kept["run"] else None
 
     def offer(self) -> dict[str, Any]:
-        """Return what the hub needs before the run: `instance`, and the local steps for the node's examples."""
+        """Return what the hub needs before the run: `instance`, and the number of local steps for the node's data."""
         agreement = self._agreement
         work = assemble_shapes(agreement.spec, agreement.example, agreement.num_clients, self._sizes).work
         self._save()
@@ -289,7 +289,7 @@ def _update(
 
 
 def _upload(algorithm: Algorithm, slots: int, key: Key, hp: PyTree, data: Federation, message: Message) -> PyTree:
-    """Run the first client's first round; the hub uses only the shapes of this result."""
+    """Run the first client's first round; the hub uses only the shapes of the result."""
     client, zero = algorithm.clients[0], jnp.int32(0)
     own = init_client(client, key, key, hp, zero, message), Counts.row()
     shared, given = ((key, key), zero, hp, RELIABLE.rates, message.shared), (data.splits.client(0), zero, None, None)

@@ -40,9 +40,9 @@ class BernoulliSettings(Settings):
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
     epsilon: float | None = within(None, checks.positive)
-    """Epsilon of each client's message under pure local privacy; none by default."""
+    """Epsilon of pure local differential privacy for each client's message; by default, messages are not private."""
     uploads: int | None = None
-    """K: number of clients that send a message; the others are personalized too. By default all send."""
+    """Number K of clients that send a message; the others are estimated too. By default, all clients send one."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -134,7 +134,8 @@ class BernoulliOptions(OwnClients):
     """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
-    """Your own clients, with samples 0 or 1: a row per client, or per sample; the output says how it was read."""
+    """CSV file of your own clients, whose samples are 0 or 1, with a row per client or per sample; the output says how
+    the file was read."""
 
 
 def simulated(given: BernoulliSettings) -> Results:
@@ -163,7 +164,7 @@ def simulated(given: BernoulliSettings) -> Results:
 
 
 def privacy_notes(given: BernoulliSettings) -> list[str]:
-    """List with one line on the privacy guarantee of a client's message; empty without eps."""
+    """List with one line on the privacy guarantee of a client's message; empty without epsilon."""
     if given.epsilon is None:
         return []
     return [f"private: each client's message, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
@@ -172,7 +173,7 @@ def privacy_notes(given: BernoulliSettings) -> list[str]:
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
     """The paper's bounds on the squared error of the estimated population mean.
 
-    ``mean`` is the bound of Theorem 3, and ``private mean`` (only with eps) the bound of Theorem 4.
+    ``mean`` is the bound of Theorem 3, and ``private mean`` (only with epsilon) the bound of Theorem 4.
     """
     m, n = given.clients, given.samples
     bounds = {"mean": float(bernoulli.printed_error(m, n))}
@@ -185,7 +186,7 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Mean squared errors of the private estimators at each eps, and of ``local`` and ``personalized``.
+    """Mean squared errors of the private estimators at each epsilon, and of ``local`` and ``personalized``.
 
     The errors have shape [repetitions, len(epsilons)] for a private estimator, and [repetitions] for the other two. All
     estimators are scored on the same data.
@@ -202,7 +203,7 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
 
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
-    """Plot the gain against eps for these settings; write the plot into ``folder``."""
+    """Plot the gain against epsilon for these settings; write the plot into ``folder``."""
     errors = over_epsilon(given)
     local = errors.pop("local")
     best = gain(errors.pop("personalized"), local)
@@ -221,7 +222,7 @@ class ProbabilityPrior(NamedTuple):
     """A distribution P of the clients' probabilities, on [0, 1].
 
     Attributes:
-      name: text from which P was parsed.
+      name: string from which P was parsed.
       draw: function ``(key, m) -> [m]`` that draws m probabilities.
       population: mean and variance of P.
       beta: (alpha, beta) if P is a Beta distribution, otherwise None.

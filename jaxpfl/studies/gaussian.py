@@ -39,7 +39,7 @@ the paper's calibration, a randomized bit, and discrete Gaussian noise are avail
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Settings of the clients and their messages, as the theory needs them.
+    """Settings of the clients and of the messages that they send, on which the theoretical errors depend.
 
     The defaults match the paper's Figure 1a.
     """
@@ -55,9 +55,9 @@ class GaussianPopulation(Settings):
     dim: int = within(1, checks.count)
     """Dimension, d."""
     radius: float = within(1.0, checks.positive)
-    """r: public bound |mu| <= r in each dimension, from which the clipping of messages follows."""
+    """Public bound r on |mu| in each dimension, which determines how messages are clipped."""
     epsilon: float | None = within(None, checks.positive)
-    """Epsilon of each client's message under local privacy; none by default."""
+    """Epsilon of local differential privacy for each client's message; by default, messages are not private."""
     delta: float = within(1e-5, checks.probability)
     """delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
@@ -115,7 +115,7 @@ class GaussianSettings(GaussianPopulation):
     mean: float = 0.0
     """Population mean mu, in each dimension."""
     uploads: int | None = None
-    """K: number of clients that send a message; the others are personalized too. By default all send."""
+    """Number K of clients that send a message; the others are estimated too. By default, all clients send one."""
     repetitions: int = within(60, checks.count)
     """Number of independent repetitions, for the standard errors."""
     seed: int = 0
@@ -174,7 +174,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """Releases for these settings by name, each with the variance that it adds to an entry (without clipping)."""
+    """Ways of sending a client's mean by name, each with the variance that it adds to an entry (without clipping)."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)
@@ -198,7 +198,10 @@ def _quantized_to(given: GaussianPopulation) -> float:
 
 
 def strength(given: GaussianPopulation, epsilon: float) -> float:
-    """Strength of the mechanism: standard deviation of Gaussian noise (in steps if discrete), or eps for one-bit."""
+    """Strength of the mechanism: epsilon for one-bit, otherwise the standard deviation of Gaussian noise.
+
+    The unit of discrete noise is the distance between neighboring levels of the quantizer.
+    """
     if given.mechanism == "one-bit":
         return epsilon
     if given.mechanism == "discrete":
@@ -244,7 +247,7 @@ class GaussianOptions(OwnClients):
     """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
-    """Your own clients; --client, and --value or --values, name the file's columns. With --epsilon, --sigma-theta,
+    """CSV file of your own clients; --client, and --value or --values, name its columns. With --epsilon, --sigma-theta,
     --sigma-x and --radius must be publicly known; subtract a public center from the samples first."""
     covariates: tuple[str, ...] = ()
     """Numeric columns of a long file on which the samples are regressed; the clients' means are then normally
@@ -301,14 +304,14 @@ def privacy_note(given: GaussianSettings, epsilon: float) -> str:
 
 
 EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 9))
-"""Values of eps in the paper's figures."""
+"""Values of epsilon in the paper's figures."""
 
 MECHANISMS = ("analytic", "printed", "one-bit")
 """One-dimensional mechanisms for which `strength` may be a traced value."""
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Mean squared errors of the local mechanisms at each eps, [repetitions, len(epsilons)] each, on the same data.
+    """Mean squared errors of the local mechanisms at each epsilon, [repetitions, len(epsilons)], on the same data.
 
     Reference: Ozkara et al. 2023, Figure 1a; Ozkara et al. 2023, Figure 3a; Ozkara et al. 2023, Figure 3b;
       Ozkara et al. 2022, Figure 4.
@@ -325,7 +328,7 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
 
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
-    """Plot the measured and exact errors of the local mechanisms against eps; write the plot into ``folder``."""
+    """Plot the measured and exact errors of the local mechanisms against epsilon; write the plot into ``folder``."""
     epsilons = EPSILONS if given.epsilon is None else tuple(given.epsilon * e for e in (0.25, 0.5, 1, 1.5, 2, 3, 4))
     fine = np.linspace(epsilons[0], epsilons[-1], 60)
     curves = {

@@ -48,11 +48,12 @@ class MixtureSettings(Settings):
     radius: float = within(0.5, minimum(0))
     """r: norm of the centers, publicly known."""
     iterations: int = within(10, checks.count)
-    """T: steps of private k-means, and rounds of the alternation (Algorithm 3)."""
+    """Number T of steps of private k-means, and of rounds of the paper's alternating Algorithm 3."""
     epsilon: float | None = within(None, checks.positive)
-    """Epsilon per client, both for private k-means (central) and for a message (local); none by default."""
+    """Epsilon per client of private k-means (central privacy) and of a message (local privacy); by default, there are
+    no private estimators."""
     delta: float = within(1e-5, checks.probability)
-    """delta for both."""
+    """Delta of private k-means and of a message."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
     """Bits to which each entry of a message is quantized; by default no quantization."""
     repetitions: int = within(60, checks.count)
@@ -151,7 +152,7 @@ def simulated(given: MixtureSettings) -> Results:
 
     In the summary, ``mse`` and ``gains`` have an entry for each estimator (``alternating`` after its last round), and
     ``gain_over_local`` is the gain of the personalized estimator, EM. ``alternation`` has the mean error and its
-    standard error after each round of ``alternating``. ``privacy`` is the privacy spent, if eps is given.
+    standard error after each round of ``alternating``. ``privacy`` is the privacy spent, if epsilon is given.
 
     Raises:
       JaxpflError: as in `MixtureSettings.check`.
@@ -230,8 +231,8 @@ class MixtureOptions(CsvLayout):
     """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
-    """Your own clients: one row per client, or per sample; the output says how the file was read. --components is the
-    number of kinds that EM fits."""
+    """CSV file of your own clients, with a row per client or per sample; the output says how the file was read.
+    --components is then the number of kinds (mixture components) that EM fits."""
 
 
 STEPS, STARTS = 300, 16

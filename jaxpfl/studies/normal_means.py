@@ -573,8 +573,8 @@ def _summary_lines(result: dict[str, Any]) -> list[Block]:
     if "weights" in result:
         of = result["weights"]
         lines.append(
-            f"prior weighted by {printable(of['column'])}, worth {of['effective_clients']:.4g} equal clients; tests "
-            "count each row once"
+            f"prior weighted by {printable(of['column'])}, equivalent to {of['effective_clients']:.4g} equal weights; "
+            "tests count each row once"
         )
     lines.append(own_clients.test_line(result["clients_differ"], "clients"))
     if "risk" in result:
@@ -584,7 +584,7 @@ def _summary_lines(result: dict[str, Any]) -> list[Block]:
             f"local {risk['local']:.4g}"
         )
     if result.get("intervals") == "plug-in":
-        lines.append("intervals treat the prior as known: too short with few clients")
+        lines.append("intervals treat the prior as known, so they are too short with few clients")
     return [*lines]
 
 

@@ -76,7 +76,7 @@ class OwnClients(CsvLayout):
     """Options for a CSV file of clients instead of simulated ones, with intervals for the estimates."""
 
     csv: Path | None = None
-    """Your own clients; --client, and --value or --values, name the file's columns."""
+    """CSV file of your own clients; --client, and --value or --values, name its columns."""
     level: float = LEVEL
     """Level of the intervals for your own clients."""
 
@@ -250,7 +250,7 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
 def _several(table: Table, text: str) -> list[str]:
     """Names of the columns that ``text`` lists, as names and ranges separated by commas.
 
-    A text that is itself the name of a column selects that column, even if it contains commas or dots.
+    If ``text`` is itself the name of a column, it selects that column, even if the name contains commas or dots.
 
     Raises:
       JaxpflError: if a name is not a column, or if no column is selected.
@@ -597,7 +597,7 @@ def privacy_line(privacy: dict[str, Any]) -> str:
     """Line that states what the privacy guarantee assumes to be public, and which results are not private."""
     public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
     known = ", ".join([*public, "the clients' numbers of samples"])
-    return f"assumed public: {known}; not private: all other results, also the population's estimates and the intervals"
+    return f"assumed public: {known}; not private: all other results, even the population's estimates and the intervals"
 
 
 def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:

@@ -12,16 +12,16 @@ STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalized, quantized and private, beside exact errors.",
     "bernoulli": "Probabilities of Bernoulli clients: local, global, personalized, as in the paper, and private bits.",
     "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): four priors.",
-    "mixture": "Clients that are one of k kinds: EM, the paper's Algorithm 3, and private k-means.",
+    "mixture": "Clients of k kinds: EM, the paper's Algorithm 3, and private k-means.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",
     "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, EM.",
     "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, and by EM.",
     "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 5.",
     "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA and others.",
-    "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, its value at one lambda.",
+    "ditto": "Ditto's estimate of a mean: its error over lambda, beside the posterior mean, its optimum.",
     "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
-    "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
+    "when": "When collaboration helps: the theoretical gain at these settings, what it requires, and phase diagrams.",
 }
 """First line of the help, by the study's name. The module with this name (underscores for dashes) defines ``STUDY``."""
 

@@ -47,7 +47,7 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
       notes: lines below the table.
     """
     exact = any(row["closed_form"] is not None for row in result["mse"].values())
-    table = new_table(title, "± one standard error; gain: share of local's error avoided")
+    table = new_table(title, "± one standard error; gain: fraction of the local error that is avoided")
     table.add_column("estimator", style="bold", no_wrap=True)
     for name in ("MSE", *["exact"] * exact, "gain over local"):
         table.add_column(name, justify="right", no_wrap=True)

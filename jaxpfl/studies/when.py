@@ -1,6 +1,4 @@
-"""Study of when collaboration helps: its theoretical gain, the clients and eps needed for a gain, and phase
-diagrams.
-"""
+"""Study of when collaboration helps: theoretical gain, clients and epsilon needed for a gain, and phase diagrams."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
     """Compute the theory for these settings, without simulation.
 
     Returns:
-      ``gain_over_local``: gain of the personalized estimate over the local estimate, with private messages if eps is
-      given, else quantized messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
+      ``gain_over_local``: gain of the personalized estimate over the local estimate, with private messages if epsilon
+      is given, else quantized messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
       clients. ``global_gain``: gain of a single estimate for all clients. ``careless_gain``: gain of a personalized
       estimate whose weight ignores the messages' noise. ``needs``: for several fractions of ``most_gain``, the number
-      of clients needed, and the smallest eps at which the one-bit mechanism reaches this gain with the settings' number
-      of clients.
+      of clients needed, and the smallest epsilon at which the one-bit mechanism reaches this gain with the settings'
+      number of clients.
 
     Raises:
       JaxpflError: as in `GaussianPopulation.check`.
@@ -75,7 +73,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
     else:
         what = "helps"
     lines = [
-        f"collaboration {what}: it avoids {100 * gain:.1f} % of local's error; at most {100 * limit:.1f} % is possible"
+        f"collaboration {what}: it avoids {100 * gain:.1f} % of the local error (at most {100 * limit:.1f} %)"
     ]
     for row in result["needs"]:
         noise = " at this noise" if result["added_variance"] else ""
@@ -90,8 +88,9 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """Find the eps at which the one-bit mechanism adds the variance ``noise`` = b^2 coth^2(eps/2); None if there is
-    none.
+    """Return the epsilon at which the one-bit mechanism adds the variance ``noise``, b^2 coth^2(epsilon / 2).
+
+    Return None if the mechanism adds more at every epsilon.
     """
     if not noise > b**2:  # the condition is also true for NaN
         return None
@@ -99,7 +98,7 @@ def _one_bit_epsilon(b: float, noise: float) -> float | None:
 
 
 def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
-    """Plot the gain against the clients' heterogeneity and the number of clients, and against heterogeneity and eps."""
+    """Plot the gain by heterogeneity of the clients and number of clients, and by heterogeneity and epsilon."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
@@ -112,7 +111,7 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
     surface = np.asarray(when.gain(counts, **spread, sq2=added))
     image = _phases(left, counts, differ, surface, np.asarray(when.careless_gain(counts, **spread, sq2=added)))
     left.set(xlabel="clients m", ylabel="sigma_theta / (sigma_x / sqrt n)")
-    how = "messages as they are" if not added else f"sending adds a variance of {added:.3g}"
+    how = "exact messages" if not added else f"messages with an added variance of {added:.3g}"
     left.set_title(f"n = {given.samples}, {how}", loc="left", fontsize=10)
     epsilons = np.geomspace(0.05, 10, 160)
     if given.dim == 1:
@@ -128,7 +127,7 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
         if here is not None and given.sigma_theta > 0:
             axes.plot(here, math.sqrt(given.st2 / s2), "*", color="white", markeredgecolor=INK, markersize=14)
     bar = figure.colorbar(
-        image, ax=[left, right], label="share of local's error avoided", pad=0.015, ticks=(0, 0.25, 0.5, 0.75, 1)
+        image, ax=[left, right], label="fraction of the local error avoided", pad=0.015, ticks=(0, 0.25, 0.5, 0.75, 1)
     )
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     text = "When collaboration helps (star: these settings; left of the dashes, ignoring the noise does harm)"

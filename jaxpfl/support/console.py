@@ -89,14 +89,14 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def unmarked(text: str) -> str:
-    """Escape a user's text for rich, so that control characters and markup in brackets are shown literally."""
+    """Escape a string for rich, so that control characters and markup in brackets are shown literally."""
     from rich.markup import escape
 
     return escape(printable(text, 300))
 
 
 def literal(text: str) -> str:
-    """Escape a user's text for a plot, so that control characters and formulas between dollars are shown literally."""
+    """Escape a string for a plot, so that control characters and formulas between dollars are shown literally."""
     return printable(text, 300).replace("$", r"\$")
 
 

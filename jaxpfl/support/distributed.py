@@ -134,7 +134,7 @@ def loss_of(error: BaseException) -> LostProcessError | None:
 
 
 def has_started() -> bool:
-    """Return True once `start` has met other processes or failed; JAX may then wait for them when this one ends."""
+    """Return True once `start` has met other processes or failed; JAX may then wait for them when this process ends."""
     return _begun
 
 
@@ -347,7 +347,7 @@ def _end_terminated() -> None:
 
 @contextmanager
 def _loss_reported() -> Iterator[None]:
-    """Make a runtime client that starts in the block report a lost process in one line.
+    """Report a lost process in one line, by a callback of the runtime client that starts in the block.
 
     Without our callback, the client aborts with a C++ trace. With our callback, the client terminates the process
     because it passes a status that this version of the bindings cannot convert. The terminate handler is therefore

@@ -24,7 +24,7 @@ class UnwritableError(JaxpflError):
 
 
 class OutOfMemoryError(JaxpflError):
-    """A program that does not fit into memory. The message says how to reduce the need."""
+    """A program that does not fit into memory. The message says how to use less memory."""
 
 
 _EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")

@@ -36,5 +36,5 @@ def test_the_first_line_says_what_is_not_seen(capsys):
     noise = ("--privacy.noise", "distributed", "--privacy.min-uploads", "8", "--cohort", "8", "--dropout", "0.999")
     result = jaxpfl(capsys, "privacy", "audit", "fedavg", *TRY, *noise, "--worlds", "40")
     first, *rest = result.out.splitlines()
-    assert first.endswith("; the noise itself is not seen: no round had enough uploads to release anything")
+    assert first.endswith("; the noise cannot be tested: no round had enough uploads to release anything")
     assert "draws:    keys of draws p = 1, number and deviations of draws p = 1" in rest

@@ -86,7 +86,7 @@ def _about(
     if not others:
         return title
     every = any(own.every for own in series.values())
-    return title + (f"; all settings, with any {others}" if every else f"; the best over {others} on validation")
+    return title + (f"; every setting, with any {others}" if every else f"; the best over {others} on validation")
 
 
 def _lines(
