@@ -72,9 +72,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
         what = "helps, well below what more clients or less noise would give"
     else:
         what = "helps"
-    lines = [
-        f"collaboration {what}: it avoids {100 * gain:.1f} % of the local error (at most {100 * limit:.1f} %)"
-    ]
+    lines = [f"collaboration {what}: it avoids {100 * gain:.1f} % of the local error (at most {100 * limit:.1f} %)"]
     for row in result["needs"]:
         noise = " at this noise" if result["added_variance"] else ""
         needs = "no number of clients" if row["clients"] is None else f"{row['clients']} clients{noise}"
