@@ -75,7 +75,7 @@ WRONG = [
     ("options", {"idle_rounds": 1.5}, "adaped.idle_rounds must be a whole number, got 1.5"),
     ("options", {"steps": 3}, "unknown option of adaped 'steps'"),
     ("options", {"gate": 1}, "adaped.gate must be True or False, got 1"),
-    ("options", {"architectures": 2}, "adaped.architectures must be a text, got 2"),
+    ("options", {"architectures": 2}, "adaped.architectures must be a string, got 2"),
     ("client_optimizer", 3, "client_optimizer must be a name, or a function of the learning rate"),
     ("client_optimizer", optax.adam(0.1), r"client_optimizer must be .*optax.adam, not optax.adam\(0.1\)"),
     ("server_optimizer", None, "server_optimizer must be a name"),

@@ -27,7 +27,7 @@ from jaxpfl.uploads.robust import attack_of
 
 
 def without_effect(settings: Settings) -> dict[str, str]:
-    """Return the reason why a setting has no effect, by name, for each setting that another setting overrides."""
+    """Find the settings that other settings override; return setting -> reason why it has no effect."""
     task, found = settings.task, {}
     if isinstance(task, Task) or own_code.is_reference(task):
         named = "the given Task" if isinstance(task, Task) else f"task = {task}"
@@ -61,7 +61,7 @@ def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
     """Warn about settings without effect, unusual learning rates, and asynchronous rounds with all clients.
 
-    The function also warns about sweeps whose values have different seeds.
+    The function also warns about sweeps in which the value and the seed change together.
 
     Args:
       specs: one run for each method, all with the same settings.
@@ -97,7 +97,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn if a sweep's values have different seeds, which mixes the two effects; raise an error if ``strict``."""
+    """Warn, or raise an error if ``strict``, if values of a sweep have different seeds, which mixes the two effects."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -107,8 +107,8 @@ def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
     if len({tuple(sorted(own)) for own in seeds.values()}) > 1:
         name, values = next(iter(swept.items()))
         warn(
-            f"{name} = {shown(values)} differs between runs whose seeds {shown(list(spec.seeds))} differ too, which "
-            f"mixes the two effects: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
+            f"{name} = {shown(values)} differs between runs whose seeds {shown(list(spec.seeds))} differ too, so "
+            f"effects are mixed: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
             strict=strict,
         )
 
@@ -170,7 +170,7 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
     none = f"no method of the run ({', '.join(method.name for method in methods)})"
     reasons: dict[str, str] = {}
     if not any(method.graph for method in methods):
-        reasons |= dict.fromkeys(("graph", "neighbours"), f"{none} has a graph of the clients")
+        reasons |= dict.fromkeys(("graph", "neighbours"), f"{none} uses a graph of the clients")
     elif (graph := first.graph) is not None and graph not in SPACES:
         named = graph if isinstance(graph, str) else "the graph"
         reasons["neighbours"] = f"{named} already defines the neighbors"
@@ -180,7 +180,7 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         of_server = "server_optimizer", "server_lr"
         reasons |= dict.fromkeys(of_server, f"{none} has a server optimizer")
     if not any(method.weighs for method in methods):
-        reasons["weighting"] = f"{none} weighs its clients"
+        reasons["weighting"] = f"{none} weights its clients"
     optimizer = first.client_optimizer
     if first.keep_optimizer and not jax.tree.leaves(resolve(optimizer)(0.1).init(np.zeros(1))):
         reasons["keep_optimizer"] = f"{optimizer if isinstance(optimizer, str) else 'the optimizer'} has no state"
@@ -209,4 +209,4 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
             name = "noise_multiplier" if privacy.epsilon is None else "epsilon"
             what = f"privacy.{name} = {getattr(privacy, name)}"
         found[what] = f"{none} uploads anything"
-    return [f"{what} changes nothing: {reason}" for what, reason in found.items()]
+    return [f"{what} has no effect: {reason}" for what, reason in found.items()]

@@ -60,7 +60,7 @@ def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | No
       unseen: clients that are never trained, if any.
 
     Raises:
-      JaxpflError: if `assemble` raises it.
+      JaxpflError: as in `assemble` and `Assembled.simulation`.
     """
     return assemble(spec, federation, unseen).simulation()
 
@@ -184,7 +184,7 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
     """Check that the validation examples define a score, which early stopping needs.
 
     Args:
-      patience: patience of the run.
+      patience: number of evaluations without a better score after which the run stops.
       federation: clients of the run.
       kind: name of the run's task.
 
@@ -369,7 +369,7 @@ class Assembled:
         return Splits(*map(view, self.federation.splits))
 
     def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
-        """Privacy plan of each run, [S], or its mechanism if examples are protected.
+        """Privacy plan of each run, [S], or the run's mechanism if examples are protected.
 
         The entry of a run without noise is None. The result is None if the runs are not private.
 
@@ -405,7 +405,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
     """Check that the privacy mechanism covers the method's uploads.
 
     Raises:
-      JaxpflError: if the mechanism does not cover them.
+      JaxpflError: if the mechanism does not cover the uploads.
     """
     able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
     exclusions.check(
@@ -539,9 +539,9 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
 
     Raises:
       JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if the method does
-        not support the model's running statistics; if only one of method and algorithm is pooled or asynchronous; if
-        the algorithm cannot use the server optimizer because its server receives individual uploads; or if the method's
-        own builder raises it.
+        not support the model's running statistics; if the method and its algorithm disagree about being pooled or
+        asynchronous; if the algorithm cannot use the server optimizer because its server receives individual uploads;
+        or if the method's own builder raises it.
     """
     known = method.options
     for name in known.keys() - options.keys():
@@ -580,7 +580,7 @@ _KINDS: Mapping[type, Kind] = {
     bool: SWITCH,
     int: WHOLE,
     float: NUMBER,
-    str: instance_of("a text", str),
+    str: instance_of("a string", str),
     tuple: instance_of("a list", tuple, list),
 }
 """Kind of the allowed values of an option, by the type of the option's default."""

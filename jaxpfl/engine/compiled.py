@@ -45,12 +45,12 @@ MOST = 128
 """Maximum number of programs and shapes in the cache. A program of a small model takes 1 to 3 MiB."""
 
 MAPPINGS = 0.5
-"""Largest share, of the memory mappings that Linux allows a process (65530 by default), that may be in use. If more are
-in use, the older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes
-over 500 mappings, and LLVM aborts the process if no mapping is left."""
+"""Largest fraction of a process's memory mappings that may be in use. (By default, Linux allows 65530.) If more are in
+use, the older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes over
+500 mappings, and LLVM aborts the process if no mapping is left."""
 
 _FEW = 4
-"""Number of programs up to which the memory mappings are not counted, because so few programs use hardly any."""
+"""Number of programs up to which memory mappings are not counted, because so few programs use only few mappings."""
 
 LOADED = "/jaxpfl/programs/load_duration"
 """Name of the `jax.monitoring` event for the loading of a program from disk."""
@@ -328,7 +328,9 @@ def key_of(*values: Any) -> Key:
 
 
 def named(*values: Any) -> str | None:
-    """Digest of some values without the implicit inputs, 64 hexadecimal digits; None if an object is a user's."""
+    """Digest of some values without the implicit inputs, 64 hexadecimal digits; None if a value contains a user's
+    object.
+    """
     reading = _Reading()
     text = reading.text(values)
     return text if reading.named else None

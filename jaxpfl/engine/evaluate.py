@@ -103,7 +103,7 @@ def make_evaluate(
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
-    """Build the function ``(state, hp, clients) -> personalised models`` that personalizes every client's model.
+    """Build the function ``(state, hp, clients) -> personalized models`` that personalizes every client's model.
 
     The result has one tree for each group, with leaves [m, ...]. `make_evaluate` scores these models as ``after``.
     """
@@ -255,7 +255,7 @@ def personalize_client(
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
     finite = trees.all_finite(after)
-    # Without adaptation, both are one traced value, which `score_client` scores once.
+    # If the method does not adapt its models, both are the same traced value, which `score_client` scores once.
     same = all(map(operator.is_, jax.tree.leaves(before), jax.tree.leaves(after)))
     return Personal(before, before if same else trees.where(finite, after, before), finite)
 

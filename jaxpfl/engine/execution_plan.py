@@ -1,4 +1,4 @@
-"""Execution plans: choices of speed and memory, which change results at most by the order of additions.
+"""Execution plans: choices that affect speed and memory, and change results at most by the order of additions.
 
 The precision of matrix products is an exception. The precision is nevertheless part of the plan, because it selects the
 hardware's arithmetic units and not a different computation. Its default is full precision;
@@ -50,7 +50,7 @@ def _choice(*names: str, count: bool = False) -> Kind:
 @documents_itself
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """Choices of speed and memory.
+    """Choices that affect the speed and the memory of a run.
 
     Raises:
       JaxpflError: if a setting has a value that is not allowed.
@@ -227,15 +227,15 @@ def resolve(
     if devices == 1:
         why_even = "there is one device, or one group of them"
     elif even:
-        why_even = "a small cohort falls unevenly on the devices where its clients live; dealing it out costs less"
+        why_even = "a small cohort is unevenly spread over the devices that store its clients; moving states costs less"
     else:
-        why_even = "clients work where their states and data are; only sums cross"
+        why_even = "clients run on the device that stores their states and data; only sums are communicated"
     if plan.runs != "auto":
         why_runs = "as given"
     elif vmap_runs:
-        why_runs = "small operations gain from more of them at once" if backend == "cpu" else f"{backend} has room"
+        why_runs = "small operations are faster together" if backend == "cpu" else f"{backend} can run them together"
     else:
-        why_runs = "one model fills a CPU core's cache already"
+        why_runs = "one model already fills a CPU core's cache"
     reasons = (why_devices, why_block, why_even, why_runs)
     form = None
     if layers:
@@ -276,7 +276,7 @@ def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[
         # JAX's own default is a lower precision on an accelerator: tf32 on recent GPUs, bfloat16 on TPUs.
         return None if backend == "cpu" or full_precision.users_own() else "float32", None
     if plan.precision == "bfloat16":
-        return None if backend == "cpu" else "float32", ("bfloat16", "the model's; parameters stay float32")
+        return None if backend == "cpu" else "float32", ("bfloat16", "in the model; parameters stay float32")
     if backend == "cpu":
         return None, ("float32", "a CPU has no tf32")
     return "tensorfloat32", ("tf32", "operands of products are rounded to 10 bits")
@@ -308,9 +308,9 @@ def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_ke
     if plan.linear == "kernel":
         return ("kernel", "as given") if gpu else ("interpreted", f"as given; a {backend} has no such kernels")
     if gpu and not _runs_triton():
-        return "plain", "the kernel needs an NVIDIA GPU of this machine, from Ampere on"
+        return "plain", "the kernel requires an NVIDIA GPU on this machine, Ampere or newer"
     if gpu and block > 1:
-        return "kernel", "the clients' data are read once, and no step launches operations"
+        return "kernel", "the clients' data are read once, and steps launch no operations"
     return "plain", "for one client at a time" if gpu else f"a {backend} has no such kernels"
 
 
@@ -344,17 +344,17 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     choices = (
         ("devices", str(resolved.all_devices)),
         ("clients on a device", clients),
-        ("cohort", "dealt evenly to the devices" if resolved.even else "each client on the device of its state"),
-        ("seeds and settings", "one vectorized axis" if resolved.vmap_runs else "in turn"),
+        ("cohort", "distributed evenly" if resolved.even else "each client on the device that stores its state"),
+        ("seeds and settings", "one vectorized axis" if resolved.vmap_runs else "one after the other"),
     )
     if resolved.form is not None:
         form = "as products" if resolved.form == "products" else "plain"
         choices = (*choices, ("the model's convolutions", form))
     if resolved.home is not None:
-        choices = (*choices, ("clients live", resolved.home))
+        choices = (*choices, ("clients' storage", resolved.home))
     rows = [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]
     if resolved.model_shards > 1:
-        part = f"{readable(resolved.share_bytes)} of it on each; arrays are cut along their largest divisible dimension"
+        part = f"{readable(resolved.share_bytes)} of it on each; each array is sharded along one dimension"
         rows.append(("a client's model", f"in parts on {resolved.model_shards} devices", part))
     if resolved.linear is not None:
         form, why = resolved.linear

@@ -56,8 +56,8 @@ class Fit(NamedTuple):
       validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. They are NaN
         for a client without validation examples; None if no client has any.
       unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
-      privacy: privacy plan of each run, [S], or its mechanism if examples are protected; the entry of a run without
-        noise is None. None if the runs are not private.
+      privacy: privacy plan of each run, [S], or the run's mechanism if examples are protected; the entry of a run
+        without noise is None. None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.

@@ -261,7 +261,7 @@ class Models:
                 raise unknown_name("client", client, self._ids)
             return self._ids[client]
         if client in self._place and self._ids.get(str(client), client) != client:
-            raise JaxpflError(f"client {client} is the id of one client and the name of another: write names as text")
+            raise JaxpflError(f"client {client} is the id of one client and the name of another: pass names as strings")
         return client
 
     def _encoded(self, x: Any, client_id: int | None) -> np.ndarray:

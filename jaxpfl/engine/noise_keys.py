@@ -3,10 +3,10 @@
 If two runs used the same noise, the noise would cancel in the difference of their models. A run therefore draws its
 cohorts and its noise from a key that is derived from the seed and from a string. The string describes everything on
 which the run's published results depend: method, settings, mechanism, hyper-parameters, model, initial parameters,
-participation, and a checksum of the data. Equal runs of one program are numbered, and the key depends on this number
-too. The key does not depend on the order of the clients, on padding or on the execution plan. A string cannot describe
-a user's own function or object. The key of a run that uses such an object is therefore drawn from the operating
-system's random numbers and stored only in the run's state.
+participation, and a checksum of the data. Equal runs that one call of `Simulation.init` starts are numbered, and the
+key depends on this number too. The key does not depend on the order of the clients, on padding or on the execution
+plan. A string cannot describe a user's own function or object. The key of a run that uses such an object is therefore
+drawn from the operating system's random numbers and stored only in the run's state.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class Ours:
             raise JaxpflError(f"the state {said}: advance it with the simulation that started it")
         if keys is not None and keys is not self.last and not _digests(keys) <= self._digests:
             raise JaxpflError(
-                "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
-                "advance it with the simulation that started it, or pass a stored state to adopt"
+                "the state's noise belongs to another simulation, and this simulation's claim would not count its "
+                "rounds: advance it with the simulation that started it, or pass a stored state to adopt"
             )
 
 

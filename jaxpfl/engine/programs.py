@@ -241,7 +241,9 @@ def traced_as(
 
 
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
-    """The algorithm with only the functions that a program uses, so that methods which share them share the program."""
+    """The algorithm with only the functions that a program uses, so that methods with equal functions share the
+    program.
+    """
     of_client, of_server = _USED[name]
     others = dict.fromkeys(set(Client._fields) - set(of_client), _unused)
     clients = tuple(client._replace(**others) for client in algorithm.clients)

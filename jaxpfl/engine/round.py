@@ -213,7 +213,7 @@ def update_server(
     reduced: Reduced | Stacked,
     shared: PyTree,
 ) -> tuple[PyTree, Array, Metrics]:
-    """The server's state after a round, whether its update was finite, and its metrics.
+    """The server's state after a round, whether the update was finite, and the server's metrics.
 
     The update may overflow on finite uploads. The server then keeps its state and discards all uploads.
 
@@ -331,7 +331,8 @@ def take_part(
 def summable(upload: PyTree, slots: int) -> Array:
     """True if a sum of ``slots`` uploads of this size is finite, and so are its squares, [] bool.
 
-    Otherwise, one finite upload could make the whole cohort's sum infinite. Server optimizers store the squares.
+    Any other upload is discarded, because it could make the whole cohort's sum infinite. The squares matter because
+    server optimizers store them.
     """
 
     bounded = [jnp.array(True)]

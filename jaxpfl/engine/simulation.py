@@ -1,4 +1,4 @@
-"""Simulation of an experiment: it places the data on devices, compiles the programs, and starts, trains and scores
+"""Simulation of an experiment: places the data on devices, compiles the programs, and starts, trains and scores
 runs."""
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ class Simulation:
         return None if found is None else self._resize(found, whole=False)
 
     def scatter(self, state: RunState | None, runs: int) -> RunState:
-        """The inverse of `gather`: a stored state, placed on the devices of all processes.
+        """Place a stored state on the devices of all processes; the inverse of `gather`.
 
         Args:
           state: result of `gather`; None in all processes except the first.
@@ -406,13 +406,15 @@ class Simulation:
         return self.trim(state)
 
     def prepare(self, round: int) -> None:
-        """Flush the clients' states on disk, if any; to be called before the checkpoint of a round is written."""
+        """Flush clients' states that are stored on disk; to be called before the checkpoint of a round is written."""
 
     def commit(self, round: int) -> None:
-        """Let a restart return to a round's checkpoint; to be called after the checkpoint was written completely."""
+        """Make a restarted run return to a round's checkpoint; to be called after the checkpoint was written
+        completely.
+        """
 
     def adopt(self, state: RunState) -> RunState:
-        """A trimmed state, with host or device arrays, placed where this simulation's programs expect it.
+        """Place a trimmed state, with host or device arrays, where this simulation's programs expect it.
 
         The caller must make sure that a private state belongs to a run of this simulation, for example a stored run.
         This is not checked.

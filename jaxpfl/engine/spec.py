@@ -77,7 +77,7 @@ _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
 OWN = ("model", "task", "loss")
-"""Settings that may name an object in a file of the user's, ``FILE.py:NAME``."""
+"""Settings that may name an object in a user's file, ``FILE.py:NAME``."""
 
 
 @read_help
@@ -275,12 +275,12 @@ class RunSpec(Settings):
     privacy: Mechanism | PrivacyConfig | None = setting(
         None, kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig)
     )
-    """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. They apply to
-    the clients' uploads, or to the gradients of individual examples if a PrivacyConfig has unit = example.
-    `Fit.statement` returns the privacy guarantee. Clients with private uploads all have the same weight. A run that
-    cannot be accounted for is refused."""
+    """Clipping and noise: a Mechanism, or a PrivacyConfig with a budget to which the noise is calibrated. Clipping and
+    noise apply to the clients' uploads, or to the gradients of individual examples if a PrivacyConfig has unit =
+    example. `Fit.statement` returns the privacy guarantee. Clients with private uploads all have the same weight. A run
+    that cannot be accounted for is refused."""
     plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
-    """Choices of speed and memory."""
+    """Choices that affect the speed and the memory of a run."""
 
     def __post_init__(self) -> None:
         check(self)

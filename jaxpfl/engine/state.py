@@ -275,7 +275,7 @@ def keyless(state: RunState) -> RunState:
 
 
 def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
-    """A state [S, ...] whose client rows are cut, padded with zeros, or reordered.
+    """Cut, reorder or pad with zeros the client rows of a state [S, ...].
 
     Args:
       state: state with a leading axis of runs.
@@ -346,7 +346,7 @@ def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
 
 
 def number(value: Any) -> jax.Array:
-    """Convert a hyper-parameter, [] or [S], to a device array, weakly typed as JAX's conversion of a Python number.
+    """Convert a hyper-parameter, [] or [S], to a weakly typed device array, as JAX converts Python numbers.
 
     Python numbers, NumPy numbers of type float64 or int64, and lists of these then compile to the same program. Other
     NumPy numbers and a `jax.Array` keep their dtype.

@@ -101,7 +101,7 @@ def make_task(
         if low < 0 or high >= task.model.vocabulary:
             raise JaxpflError(
                 f"the model reads tokens 0 .. {task.model.vocabulary - 1}, but the data have "
-                f"{low if low < 0 else high}: give a model with a larger vocabulary, or num_classes"
+                f"{low if low < 0 else high}: use a model with a larger vocabulary, or set num_classes"
             )
     if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
         return task
@@ -244,7 +244,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
         one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
         raise JaxpflError(f"{returns}, and {outputs} {what} need {_shape(n, (*rows, outputs))}{one}")
     if found[-1] > outputs:
-        warn(f"{returns}, but the labels show {outputs} {what}: set num_classes = {found[-1]} if more exist")
+        warn(f"{returns}, but the labels contain {outputs} {what}: set num_classes = {found[-1]} if there are more")
 
 
 def _shape(n: int, shape: tuple[int, ...]) -> str:

@@ -18,8 +18,8 @@ SWEEP = ("sweep", "adaped", *SMALL[:12], "--grid")
         (["run", "adaped", "--set", "adaped.psy_init=1"], "did you mean 'psi_init'?"),
         (["run", "local", "--batch-size", "500", "--strict"], "batch size 500 is larger"),
         (["run", "local", "--local-steps", "3000000000"], "--local-steps must be at most 2147483647, got '3000000000'"),
-        (["run", "fedavg", "--graph", "models", "--strict"], "graph = models changes nothing: no method of the run"),
-        (["run", "local", "--compress", "sign", "--strict"], "compress = sign changes nothing: no method of the run"),
+        (["run", "fedavg", "--graph", "models", "--strict"], "graph = models has no effect: no method of the run"),
+        (["run", "local", "--compress", "sign", "--strict"], "compress = sign has no effect: no method of the run"),
         (["run", "fedavg", "--privacy.epsilon", "1"], "privacy.delta is missing"),
         (["run", "local", "--data", "federation:none"], "none is not a saved federation: there is no such folder"),
         (

@@ -117,7 +117,7 @@ SWITCHED = {
 
 def test_weights_that_no_method_of_a_run_has_are_reported():
     of = [spec_of(name, **SWITCHED["weighting"]) for name in ("mr-mtl", "local", "fedavg")]
-    why = "weighting = uniform changes nothing: no method of the run (mr-mtl, local) weighs its clients"
+    why = "weighting = uniform has no effect: no method of the run (mr-mtl, local) weights its clients"
     assert unused(of[:2], newcomers=False) == [why]
     assert unused(of, newcomers=False) == []
 

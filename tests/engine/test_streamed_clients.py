@@ -122,7 +122,7 @@ def test_states_on_disk_are_announced_and_have_no_names(tmp_path: Path, monkeypa
 
 def test_large_states_on_disk_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "_UNNAMED", 2**15)
-    why = "states need 50.8 KiB on disk, but temporary files take 32 KiB at most: set plan.folder"
+    why = "states need 50.8 KiB on disk, but temporary files may take at most 32 KiB: set plan.folder"
     none = ExecutionPlan(clients_in="disk", devices=1, folder=str(tmp_path / "none"))
     for one, said in (plan("disk"), why), (none, f"cannot write to {tmp_path / 'none'}: No such file"):
         with pytest.raises(JaxpflError, match=said):
@@ -216,7 +216,7 @@ def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeyp
         jaxpfl.fit("network-lasso", federation(), **spec, plan=ExecutionPlan(devices=1))
     made = assembled("local", spec).simulation()
     assert made.execution.home == home
-    assert ("clients live", home, "they do not fit where they would be faster") in explain(made.execution)
+    assert ("clients' storage", home, "they do not fit where they would be faster") in explain(made.execution)
 
 
 def assembled(method: str, settings: dict[str, Any], plan: ExecutionPlan | None = None) -> Assembled:

@@ -78,7 +78,7 @@ def test_draws_of_batches_and_stragglers_are_those_of_the_other():
 
 @pytest.mark.slow
 def test_what_changes_nothing_is_said_by_both():
-    message = r"server_lr = 0.5 changes nothing: no method of the run \(local\) has a server"
+    message = r"server_lr = 0.5 has no effect: no method of the run \(local\) has a server"
     for way in (command, python):
         with pytest.warns(JaxpflWarning, match=message):
             way("local", server_lr=0.5)

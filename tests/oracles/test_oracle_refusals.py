@@ -211,10 +211,10 @@ def test_shares_out_of_range(arguments, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"client_optimizer": "sgd", "keep_optimizer": True}, "keep_optimizer = True changes nothing: sgd has"),
+        ({"client_optimizer": "sgd", "keep_optimizer": True}, "keep_optimizer = True has no effect: sgd has"),
         (
             {"lr_schedule": "constant", "hyper": {"lr_decay": 0.5}},
-            "fedavg.lr_decay = 0.5 changes nothing: lr_schedule = constant",
+            "fedavg.lr_decay = 0.5 has no effect: lr_schedule = constant",
         ),
     ],
 )

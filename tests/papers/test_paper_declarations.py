@@ -103,7 +103,7 @@ def test_trainings_are_sweeps_whose_settings_exist(case):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* changes nothing:jaxpfl.JaxpflWarning")  # a setting of the case's other rows
+@pytest.mark.filterwarnings("ignore:.* has no effect:jaxpfl.JaxpflWarning")  # a setting of the case's other rows
 @pytest.mark.parametrize("case", KINDS.values(), ids=setting)
 def test_rows_can_be_run(case):
     """Also those that a quick run leaves out: with the case's participation, validation examples and privacy."""

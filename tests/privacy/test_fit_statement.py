@@ -119,7 +119,7 @@ def test_what_cannot_be_accounted_is_not_run(federation, options, message):
 
 @pytest.mark.slow
 def test_nothing_is_said_where_nothing_was_private(federation):
-    with pytest.warns(JaxpflWarning, match=r"privacy changes nothing: no method of the run \(local\) uploads anything"):
+    with pytest.warns(JaxpflWarning, match=r"privacy has no effect: no method of the run \(local\) uploads anything"):
         result = jaxpfl.fit("local", federation, **SETTING, privacy=Mechanism(1.0))
     with pytest.raises(JaxpflError, match="the run was not private"):
         result.statement(DELTA)

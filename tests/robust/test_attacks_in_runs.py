@@ -123,7 +123,7 @@ def test_labels_that_are_no_classes_are_not_flipped():
 
 
 def test_a_method_that_uploads_nothing_is_not_attacked(federation):
-    with pytest.warns(jaxpfl.JaxpflWarning, match=r"aggregate = median changes nothing: .*; attack = noise changes"):
+    with pytest.warns(jaxpfl.JaxpflWarning, match=r"aggregate = median has no effect: .*; attack = noise has"):
         assemble(
             RunSpec(
                 method=jaxpfl.METHODS["local"],

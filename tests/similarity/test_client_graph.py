@@ -148,5 +148,5 @@ def test_an_experiment_takes_data_unless_told():
         return pairs(experiment.graph)
 
     assert graph() == graph(graph="data") != graph(graph="features")
-    with pytest.warns(JaxpflWarning, match="graph = features changes nothing"):
+    with pytest.warns(JaxpflWarning, match="graph = features has no effect"):
         assert prepare(resolve(RunConfig(graph="features")), ("local",)).graph is None

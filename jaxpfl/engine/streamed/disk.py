@@ -75,8 +75,8 @@ class RowFile:
         """Open a ``.npy`` file.
 
         Raises:
-          UnwritableError: if it cannot be opened.
-          JaxpflError: if it is damaged, or holds another array.
+          UnwritableError: if the file cannot be opened.
+          JaxpflError: if the file is damaged, or contains another array.
         """
         with writing(path):
             found = read_npy(path, mode="r+")
@@ -359,7 +359,9 @@ class Disk:
         files.write_json(self._folder / _PENDING, {"round": round})
 
     def commit(self, round: int) -> None:
-        """Begin the round's journal, so that a killed run returns to this round; to be called after its checkpoint."""
+        """Begin the round's journal, so that a killed run returns to this round; call it after the checkpoint was
+        written.
+        """
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal(self._undo(round), self._rows, self._size)

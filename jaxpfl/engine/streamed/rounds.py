@@ -1,10 +1,9 @@
 """Rounds and scores for clients on the host: only the rows of one cohort or one block are on the devices.
 
 While one round computes, the next cohort's rows are copied to the devices, and the previous cohort's rows are copied
-back.
-The round is the function of `make_round`, on a stack with one row for each slot of the cohort. It uses the clients' own
-ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore the same as for a
-stack of all clients.
+back. The round is the function of `make_round`, on a stack with one row for each slot of the cohort. It uses the
+clients' own ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore the
+same as for a stack of all clients.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Drawn(NamedTuple):
 
 
 def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTree) -> str:
-    """Reason why an algorithm's clients cannot be streamed; empty if they can.
+    """Reason why the clients of an algorithm cannot stay on the host; empty if they can.
 
     Args:
       algorithm: the method.
@@ -101,7 +100,7 @@ def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Dra
 def make_streamed(
     algorithm: Algorithm, plan: RoundPlan
 ) -> Callable[[tuple[RunState, Held], RunValues, Clients, Drawn, Array], tuple[RunState, Metrics]]:
-    """Build a round on the stack of a cohort's rows.
+    """Build the function that performs a round on a stack that contains only the cohort's rows.
 
     Args:
       algorithm: the method.

@@ -164,8 +164,8 @@ class StreamedSimulation(Simulation):
         need, place = trees.num_bytes(shapes), self._folder or self.plan.folder
         if place is None and need > _UNNAMED:
             raise JaxpflError(
-                f"the clients' states need {readable(need)} on disk, but temporary files take {readable(_UNNAMED)} "
-                "at most: set plan.folder"
+                f"the clients' states need {readable(need)} on disk, but temporary files may take at most "
+                f"{readable(_UNNAMED)}: set plan.folder"
             )
         folder = Path(place or tempfile.gettempdir())
         if need >= _ANNOUNCED:
