@@ -107,7 +107,7 @@ class Fit(NamedTuple):
         lower = self.task is not None and self.task.lower
         head = HEADLINES.get(self.headline, Headline(self.headline, lower, percent=False))
         others = [name for name in self.scores["before"] if name not in (head.name, "diverged", "gradients")]
-        models = {"personalised": "after", "before adaptation": "before", "global": "global"}
+        models = {"personalized": "after", "before adaptation": "before", "global": "global"}
         last = {of: {metric: values[-1] for metric, values in scores.items()} for of, scores in self.scores.items()}
         rows = {name: last[of] for name, of in models.items() if of in last}
         if self.unseen is not None:

@@ -153,7 +153,7 @@ def test_the_table_has_every_model_and_names_the_worst_clients(federation) -> No
     assert len(table.splitlines()) <= 10
     rows = {line.split("  ")[0] or line.split()[0]: line for line in map(str.strip, table.splitlines())}
     means = {
-        "personalised": fit.personalized_accuracy,
+        "personalized": fit.personalized_accuracy,
         "global": fit.global_accuracy,
         "unseen clients": fit.unseen_accuracy,
     }
