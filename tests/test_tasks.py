@@ -213,7 +213,7 @@ def test_own_task():
     result = jaxpfl.fit("fedavg", federation, task=own, **settings)
     assert np.isfinite(result.mean()).all()
     assert result.headline == "loss"
-    with pytest.raises(JaxpflError, match="adaped distils predictions, but the task 'own' defines no distance"):
+    with pytest.raises(JaxpflError, match="adaped distills predictions, but the task 'own' defines no distance"):
         jaxpfl.fit("adaped", federation, task=own, **settings)
     with pytest.raises(JaxpflError, match=r"the task takes inputs \(2,\), but the data have \(3,\)"):
         jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **settings)
@@ -433,7 +433,7 @@ def test_methods_trace_it(method, task):
         ("fedem", "regression", {"loss": "absolute"}, "fedem mixes densities"),
         ("moon", "next-token", {}, "moon compares features .*'next-token' has features at each position"),
         ("adaped", "next-token", {"options": {"gate": True}}, "adaped.gate .* at least 2 classes, got the task"),
-        ("map-kd", "next-token", {"options": {"exact": True}}, "the exact normaliser requires class probabilities"),
+        ("map-kd", "next-token", {"options": {"exact": True}}, "the exact normalizer requires class probabilities"),
         ("persfl", "next-token", {"options": {"temperatures": (2.0,)}}, "persfl.temperatures .*, got next-token"),
     ],
 )

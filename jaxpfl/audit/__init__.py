@@ -117,7 +117,7 @@ def audit(
       worlds_delta: delta at which the bound from the game with one canary is compared with the claim.
       canaries: number of canaries in the one-run game; None selects all clients, but at most 500.
       canary_runs: number of runs in the one-run game, whose canaries are counted together.
-      confidence: confidence in each of the two bounds.
+      confidence: confidence level of each of the two bounds.
       seed: first seed; the runs have the seeds ``seed, seed + 1, ...``.
       progress: function that is called with a description of the current step.
 

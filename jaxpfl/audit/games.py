@@ -4,7 +4,7 @@ A canary's upload has its own direction, a large weight and a norm far above the
 it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign in each round is given
 by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
 of their releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included,
-the run uses the neighbouring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
+the run uses the neighboring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
 (zero-out), or the opposite upload (replace-one).
 
 With noise in every step, the canary's gradients, instead of its upload, have this direction and a large norm, because
@@ -56,7 +56,7 @@ class Canaries(NamedTuple):
 
     Attributes:
       ids: client ids of the canaries, [n].
-      relation: neighbouring relation, which determines the upload of an excluded canary.
+      relation: neighboring relation, which determines the upload of an excluded canary.
       even: whether the direction's squared length is divided equally among leaves, which detects faults in small
         leaves. Otherwise it is divided equally among entries, which separates many canaries.
     """
@@ -106,7 +106,7 @@ def coin(batch_key: Key) -> Array:
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
-    """Compute pseudo-random signs, 1 or -1 for every entry, with the finaliser of MurmurHash3.
+    """Compute pseudo-random signs, 1 or -1 for every entry, with the finalizer of MurmurHash3.
 
     A hash compiles ten times faster than a random draw.
     """
@@ -182,7 +182,7 @@ _AT_ONCE = 2**28
 # Smallest number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
 # All pairs of rounds among the first six are compared, and all pairs of leaves if there are at most six. If there are
-# more leaves, only neighbouring leaves are compared.
+# more leaves, only neighboring leaves are compared.
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 
@@ -217,9 +217,9 @@ def play(
       worlds: smallest number of worlds; rounded up so that every call of the program simulates the same number.
       delta: delta at which claim and bound are compared. A claim gives an epsilon for every delta; a few thousand
         worlds are informative at 0.01 ... 0.2.
-      confidence: confidence in the bound.
+      confidence: confidence level of the bound.
       seed: first seed; the worlds have the seeds ``seed, seed + 1, ...``.
-      progress: function that is called with a text that states the number of finished worlds.
+      progress: function that is called with a message that contains the number of finished worlds.
 
     Raises:
       JaxpflError: if the run cannot be accounted for, or under the conditions of `epsilon_lower_bound`.
@@ -260,7 +260,7 @@ def one_run(
       subject: private run to audit.
       canaries: number of canaries; None selects all clients, but at most 500.
       delta: delta of the claim; the bound is useful only if it is far below 1 / ``canaries``.
-      confidence: confidence in the bound.
+      confidence: confidence level of the bound.
       seed: first seed of the runs.
       runs: number of independent runs, whose canaries are counted together.
 
@@ -301,7 +301,7 @@ def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
     """Determine the number of canaries in a run.
 
     Raises:
-      JaxpflError: if this number is outside 2 ... m, or if ``runs`` is below 1.
+      JaxpflError: if the number is outside 2 ... m, or if ``runs`` is below 1.
     """
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:

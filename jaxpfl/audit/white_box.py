@@ -108,8 +108,8 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
     """Test the recorded noise draws of two runs: their keys, their number and their standard deviations.
 
-    This function does not test the standard deviation of noise that the server adds. `noise` measures it, unless
-    `why_no_noise_check` gives a reason.
+    This function does not test the standard deviation of noise that the server adds. `noise` measures that standard
+    deviation, unless `why_no_noise_check` gives a reason why it cannot.
     """
     spec, noise = subject.run.spec, subject.claim.noise
     # Run clients one after another and without delays, so that no draw is for padding and no step is left out.
@@ -243,7 +243,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
 
 
 def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
-    """Recover from the adapted C the noisy value of the entry `_COUNT` of `_exact_sum`, [S, 1]."""
+    """Recover the noisy value of the entry `_COUNT` of `_exact_sum` from the adapted clipping norm, [S, 1]."""
     rate, quantile = subject.mechanism.quantile_lr, subject.mechanism.quantile
     assert quantile is not None
     adapted = np.asarray(only(Guarded, server).clipping_norm, np.float64)
@@ -267,7 +267,7 @@ def _sizes(sampling: Sampling, m: int) -> np.ndarray:
 
 
 def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
-    """p-value of Pearson's chi-squared test, after merging neighbouring sizes into cells of about five expected draws.
+    """p-value of Pearson's chi-squared test, after merging neighboring sizes into cells of about five expected draws.
 
     The p-value is 0 if an impossible size occurs.
     """

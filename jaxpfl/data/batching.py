@@ -1,9 +1,9 @@
 """Mini-batch sampling inside the compiled round, for ONE client (also under ``vmap`` and ``lax.map``).
 
-A draw returns POSITIONS in the client's data. It depends only on the client's key and number of examples.
+A draw returns POSITIONS in the client's data, which depend only on the client's key and number of examples.
 
-There are three draws. Let n_i be the client's number of examples, b_i = min(batch size, n_i), and p the number of
-rounds in which the client has trained before:
+There are three kinds of draws. Let n_i be the client's number of examples, b_i = min(batch size, n_i), and p the number
+of rounds in which the client has trained before:
 
 - ``"epoch"`` (default): the client's examples in a random order, with a new order for each epoch. Step t of a round
   takes the positions (p * steps + t) * b_i + j, j < b_i, of the concatenated epochs. A round therefore continues the
@@ -105,10 +105,10 @@ class Batching:
       steps: local steps per round.
       batch_size: slots in a batch: the requested size, or the largest client's number of examples if that is smaller.
       draw: "epoch", "step" or "replacement", as defined in the module's docstring.
-      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is "epoch").
+      max_epochs: largest number of epochs from which any client draws in one round (1 unless draw is "epoch").
       full: whether every batch is the client's whole data set, so that no draw is needed.
       ragged: whether some client has fewer examples than a batch has slots.
-      sizes: bounds of the clients' numbers of examples.
+      sizes: bounds on the clients' numbers of examples.
       own: rule by which a client's number of steps (at most ``steps``) depends on the client's size; None if all
         clients take ``steps`` steps.
       classes: size classes, ascending, or () if all clients are drawn by one program. Classes do not change the draws.
@@ -162,7 +162,7 @@ def plan_batches(
     each = steps if own is None else np.minimum(own.batches * own.on_host(sizes_drawn), steps)
     if draw == "epoch" and not full:
         # A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is an integer number of rounds, no round
-        # touches a second epoch.
+        # draws from two epochs.
         per_round = each * np.minimum(sizes_drawn, slots)
         latest_start = sizes_drawn - np.gcd(per_round, sizes_drawn)
         epochs = (latest_start + per_round - 1) // sizes_drawn + 1

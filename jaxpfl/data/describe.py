@@ -112,7 +112,7 @@ def summary(
 
 
 def describe(counts: Summary) -> dict[str, Any]:
-    """Convert a summary to JSON-able values: totals, min / median / max over clients, and a table by client."""
+    """Convert a summary to JSON values: totals, minimum, median and maximum over clients, and a table by client."""
     shape = counts.input_shape
     described: dict[str, Any] = {
         "clients": len(counts.client_ids),
@@ -169,14 +169,14 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     if "source" in described:
         lines.append(described["source"])
     if described.get("standardized"):
-        lines.append("features brought to mean 0 and deviation 1 over the training examples")
+        lines.append("features scaled to mean 0 and standard deviation 1 over the training examples")
     if names := described.get("class_names"):
         lines.append(f"the classes 0 .. {len(names) - 1} are the labels {listed(names, most_clients, ' ')}")
     if described.get("unused_examples"):
         lines.append(f"{described['unused_examples']} examples of the data set are left out")
     if unseen := described.get("unseen"):
         parts = ", ".join(f"{count} {split}" for split, count in unseen["examples"].items() if count)
-        lines.append(f"and {unseen['clients']} clients unseen in training, of the test set ({parts} examples)")
+        lines.append(f"and {unseen['clients']} unseen clients from the test set ({parts} examples)")
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
     lines += _spread_lines(described["examples_per_client"], described["examples"])
     if has_tokens:

@@ -1,4 +1,4 @@
-"""Split of a source among clients by a partition; ``--split-seed`` determines the split."""
+"""Split of a data set (`Source`) among clients by a partition; ``--split-seed`` determines the split."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Split(PartitionOptions, _Dealing):
     natural, also drop clients without test examples."""
     standardize: bool = setting(False)
     """Scale each feature to mean 0 and standard deviation 1 over the training clients' training examples; a constant
-    feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are always standardised
+    feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are always standardized
     when they are loaded."""
 
     @property
     def options(self) -> PartitionOptions:
-        """The options of the partition."""
+        """Options of the partition."""
         return part_of(PartitionOptions, self)
 
 
@@ -131,7 +131,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     classes = are_classes(source.y_train)
     if not classes and given.partition not in CLASSLESS:
         raise JaxpflError(
-            f"the partition {given.partition!r} deals examples by class, but the labels of {source.name} are "
+            f"the partition {given.partition!r} splits examples by class, but the labels of {source.name} are "
             f"{'several per example' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
         )
     if source.persons is not None and given.partition != "natural":
@@ -262,7 +262,7 @@ def _hold_out(
             indices = np.sort(indices)
             users = np.zeros(len(labels), np.int32) if source.users_train is None else source.users_train
             held = hold_out(users[indices], share)
-        elif source.persons is not None:  # whole persons are held out, evenly from the classes of their first examples
+        elif source.persons is not None:  # hold out whole persons, stratified by the class of their first examples
             _, first, person = np.unique(source.persons[indices], return_index=True, return_inverse=True)
             held = hold_out(of_class[indices[first]], share, split_rng(split_seed, purpose, client))[person]
         else:

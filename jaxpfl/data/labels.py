@@ -135,7 +135,7 @@ def digit_loss(x: np.ndarray) -> DigitLoss | None:
     """Return the first feature of inputs [N, ...] that loses values in single precision, or None.
 
     Only features whose mean is large compared to their spread, such as times since 1970, are checked. In other
-    features, rounding to float32 affects neither standardisation nor a model.
+    features, rounding to float32 affects neither standardization nor a model.
     """
     if x.dtype.itemsize < 4 or x.dtype == np.float32 or not x.size:
         return None
@@ -158,7 +158,7 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
-    """Convert inputs to float32, or to float64 if rounding to float32 before standardisation would lose information.
+    """Convert inputs to float32, or to float64 if rounding to float32 before standardization would lose information.
 
     Args:
       x: inputs [N, ...] that pass `check_finite`.

@@ -200,7 +200,7 @@ def _chunk_results(
 MOST = 8
 """Largest number of size classes, because each class is compiled separately."""
 _STEP = 1.1
-"""Ratio between neighbouring sizes in the search for classes."""
+"""Ratio between neighboring sizes in the search for classes."""
 _TOGETHER = 256
 """Number of examples, over clients of one length, that are computed together."""
 

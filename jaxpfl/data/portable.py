@@ -97,6 +97,6 @@ def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
 
 
 def proportions(log_weights: np.ndarray) -> np.ndarray:
-    """Return exp(log_weights) normalised along the last axis; the largest weight never underflows."""
+    """Return exp(log_weights) normalized along the last axis; the largest weight never underflows."""
     weights = exp(log_weights - log_weights.max(axis=-1, keepdims=True))
     return weights / np.add.accumulate(weights, axis=-1)[..., -1:]

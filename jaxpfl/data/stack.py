@@ -37,7 +37,7 @@ def stack_clients(
 
     Args:
       train: (x [n_i, ...], y [n_i]) for each of m clients. All inputs have the same feature shape. Integer inputs
-        become int32 and other inputs float32; if float32 loses digits, inputs stay float64 until they are standardised
+        become int32 and other inputs float32; if float32 loses digits, inputs stay float64 until they are standardized
         or trained on. Labels are integers >= 0, which become int32, or floats (for a regression), which become float32.
         With d labels per example, y is [n_i, d].
       test, validation: test and validation examples in the same form as ``train``, or None to have none; some clients
@@ -342,7 +342,7 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
 
 
 class Dealt(NamedTuple):
-    """One split's examples, dealt to m clients.
+    """One split's examples, and their assignment to m clients.
 
     Attributes:
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
@@ -394,7 +394,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 def stack_dealt(
     train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool, names: Names | None = None
 ) -> Federation:
-    """Stack examples that are dealt to clients; the result is the same as that of `stack_clients`.
+    """Stack examples that were assigned to clients; the result is equal to the result of `stack_clients`.
 
     Args:
       train, test, validation: examples of the clients, not checked again; the inputs are results of `alike`.

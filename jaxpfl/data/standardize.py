@@ -1,7 +1,7 @@
-"""Standardisation of features to mean 0 and standard deviation 1.
+"""Standardization of features to mean 0 and standard deviation 1.
 
 Mean and standard deviation are computed over the pooled training examples of all clients of a federation, as if one
-party saw all examples. The mean and the deviation are not private: every client's standardised inputs depend on all
+party saw all examples. The mean and the deviation are not private: every client's standardized inputs depend on all
 clients' examples. New clients are scaled with the same mean and deviation, and not with statistics of their own data.
 """
 
@@ -46,7 +46,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """Return the federation with inputs ``(x - mean) / deviation`` in float32; inputs in files are put in new files.
+    """Return the federation with inputs ``(x - mean) / deviation`` in float32; inputs in files go to new files.
 
     Example::
 
@@ -68,10 +68,10 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
 
 def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:
-    """Compute the values that replace missing ones from the clients' training rows.
+    """Compute replacements for missing values from the clients' training rows.
 
-    A missing number is replaced by the median, and a missing text by the most frequent text. Like the scaling, these
-    values are not private.
+    A missing number is replaced by the median, and a missing string by the most frequent string. Like the scaling,
+    these values are not private.
 
     Raises:
       JaxpflError: if no training row has a value in one of the columns.

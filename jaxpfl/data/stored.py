@@ -63,7 +63,7 @@ def save_federation(
       federation: clients to save, as NumPy or JAX arrays; inputs are arrays, or dictionaries of arrays.
       folder: folder to create; it may exist if it is empty.
       source: data set from which the federation was made; its name, classes and kind of inputs are saved too.
-      split: settings of the split by name, as JSON-able values; they are saved too.
+      split: settings of the split by name, as JSON values; they are saved too.
 
     Raises:
       JaxpflError: if the folder is not empty, if inputs are neither arrays nor dictionaries of arrays, or if the disk

@@ -1,4 +1,4 @@
-"""Personalised estimation: pure functions for clients and server that work under ``jax.jit`` and ``jax.vmap``.
+"""Personalized estimation: pure functions for clients and server that work under ``jax.jit`` and ``jax.vmap``.
 
 `base.Estimator` is the interface of an estimator, and `base.estimate` runs an estimator. Each statistical model has one
 module. `gaussian`, `bernoulli` and `mixture` also have private estimators. Most methods in `empirical_bayes` need only

@@ -3,9 +3,9 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-Here q is the release (the identity without quantisation or privacy), and sq2 is the variance that the release adds. M
+Here q is the release (the identity without quantization or privacy), and sq2 is the variance that the release adds. M
 is the maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many
-samples, M is the plain mean of the messages. The weight a_i minimises the mean squared error exactly, given the weights
+samples, M is the plain mean of the messages. The weight a_i minimizes the mean squared error exactly, given the weights
 in M. If sizes are equal and all clients upload, this is the paper's equation (5). `gaussian_closed_form` computes the
 errors.
 
@@ -76,7 +76,7 @@ def global_mean(release: Release = EXACT) -> Estimator:
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
     r"""Create the estimator that combines a client's own mean with the weighted mean M of all messages.
 
-    The weight minimises the mean squared error. Without any messages, the estimate is the client's own mean.
+    The weight minimizes the mean squared error. Without any messages, the estimate is the client's own mean.
 
     Implements: Ozkara et al. 2023, equation (2); Ozkara et al. 2023, equation (3); Ozkara et al. 2023, Theorem 1;
       Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.

@@ -10,7 +10,7 @@ M` has the error
 .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V, \qquad c = Cov(\bar X_i - \theta_i, M - \theta_i),
    \quad V = Var(M - \theta_i)
 
-The gain of collaboration is the fraction of the local estimate's error that the best personalised estimate avoids. With
+The gain of collaboration is the fraction of the local estimate's error that the best personalized estimate avoids. With
 m clients of equal size,
 
 .. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
@@ -45,7 +45,7 @@ def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
 
 
 def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
-    """Weight a that minimises `error`; 1 if the error is the same for every a."""
+    """Weight a that minimizes `error`; 1 if the error is the same for every a."""
     curvature = s2 - 2 * c + V
     return jnp.where(curvature > 0, (V - c) / jnp.where(curvature > 0, curvature, 1), 1)
 

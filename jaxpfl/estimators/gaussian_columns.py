@@ -90,7 +90,7 @@ class Broadcast(NamedTuple):
 def personalized() -> Estimator:
     """Create the estimator that combines a client's own mean with M in every column, with learned variances.
 
-    The weight minimises the mean squared error. Without any messages, the estimate is the client's own mean.
+    The weight minimizes the mean squared error. Without any messages, the estimate is the client's own mean.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Sent]:

@@ -91,13 +91,13 @@ def em(
 ) -> Estimator:
     """Create the estimator with one round in which the server fits centers and probabilities to clients' means by EM.
 
-    EM starts from the best of several runs of k-means++ with Lloyd's algorithm. If the release quantises the means or
+    EM starts from the best of several runs of k-means++ with Lloyd's algorithm. If the release quantizes the means or
     makes them locally private, EM takes the added variance into account, and costs no further privacy.
 
     Args:
       components: number k of mixture components.
       sx2: variance of the samples. If None, the variance is fitted too; every message then contains a second number,
-        which is neither quantised nor private.
+        which is neither quantized nor private.
       release: mechanism that releases a client's mean.
       steps: number of EM steps, and number of steps of Lloyd's algorithm before EM.
       starts: number of runs of k-means++.

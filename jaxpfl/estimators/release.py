@@ -1,4 +1,4 @@
-"""Mechanisms that release a client's mean (exactly, quantised, or under local privacy), and clipping radii.
+"""Mechanisms that release a client's mean (exactly, quantized, or under local privacy), and clipping radii.
 
 A radius is a bound that the clients' means exceed with small probability. Every mechanism clips means to the radius.
 The radius therefore never affects privacy, only accuracy, because clipping a mean adds bias.
@@ -22,7 +22,7 @@ from jaxpfl.uploads.compression import quantizers
 
 
 class Release(NamedTuple):
-    """A randomised release of a client's mean, which is unbiased unless the mean is clipped.
+    """A randomized release of a client's mean, which is unbiased unless the mean is clipped.
 
     Attributes:
       send: function ``(key, mean [d]) -> message [d]`` that releases a mean.

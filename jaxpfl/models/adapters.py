@@ -1,11 +1,11 @@
 r"""Low-rank adapters (LoRA) for a model whose own parameters are frozen.
 
-The adapted model uses a frozen kernel W, as a matrix [p, q], in the form
+In the adapted model, a kernel W is frozen, reshaped to a matrix [p, q], and replaced by
 
 .. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
 
 and trains only A and B. B is initially zero, so training starts from the given model. The parameters of the adapted
-`Model` are A and B, so a federated method sends, averages, personalises or regularises only A and B.
+`Model` are A and B, so a federated method sends, averages, personalizes or regularizes only A and B.
 
 Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
 """
@@ -38,9 +38,9 @@ def lora(
 ) -> Model:
     """Add low-rank adapters to a model; return a model with only the trained parameters.
 
-    Its parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and ``trained/PATH`` for
-    each parameter that is trained in full from its given value, such as a classifier. Patterns are comma-separated
-    shell patterns that match whole paths; ``*`` also matches slashes.
+    The returned model's parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and
+    ``trained/PATH`` for each parameter that is trained in full from its given value, such as a classifier. Patterns are
+    comma-separated shell patterns that match whole paths; ``*`` also matches slashes.
 
     Examples:
       >>> from jaxpfl.models import build_model
@@ -115,6 +115,6 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of rows and columns, with the smallest sum, of the matrix to which a kernel is reshaped."""
+    """Choose the matrix shape (rows, columns) to which a kernel is reshaped: the one with the smallest sum."""
     ways = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(ways, key=sum)

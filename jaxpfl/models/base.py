@@ -85,12 +85,12 @@ class Model(NamedTuple):
         for dropout. `as_model` adds the last two arguments to a function without them.
       head: predicate that is true for the paths of the personal head's parameters (FedPer, FedRep); None if the model
         defines no head.
-      norm: predicate that is true for the paths of normalisation layers' scales and biases (FedBN); None if the model
+      norm: predicate that is true for the paths of normalization layers' scales and biases (FedBN); None if the model
         defines no such layers.
       vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
-      statistics: running statistics (of batch normalisation) among the parameters, if any; None if the model cannot
-        have running statistics. For a model with running statistics, `apply` uses them, and raises an error if
-        ``train``.
+      statistics: functions for running statistics (of batch normalization) among the parameters; None if the model
+        cannot have running statistics. `apply` uses the running statistics, and raises an error if there are any and
+        ``train`` is true.
     """
 
     init: InitFn
@@ -211,8 +211,8 @@ CLASSIFICATION, NEXT_TOKEN = "classification", "next-token"
 class Task(NamedTuple):
     """A model with a loss and metrics.
 
-    The loss returns a value per example, so that callers can mask and weight the examples. A metric does the same, or
-    scores all examples of a client together (`per_client`).
+    The loss returns a value per example, so that callers can mask and weight the examples. A metric also returns a
+    value per example, or it scores all examples of a client together (`per_client`).
 
     Attributes:
       model: model whose predictions are scored.
@@ -220,15 +220,14 @@ class Task(NamedTuple):
       num_classes: number of classes K, or number of values that the model returns per example.
       loss: function of predictions [N, K] (logits or values) and labels [N] (or [N, d]) that returns each example's
         loss, [N].
-      metrics: metrics by name; a metric is a function like the loss, or a metric of all examples of a client, made by
-        `per_client`.
-      input_dtype: dtype of the inputs, if not the default float (as for tokens).
-      kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
-      headline: name of the metric for reports, comparisons with local training, and selections.
+      metrics: metrics by name; a metric is a function like the loss, or the result of `per_client`.
+      input_dtype: dtype of the inputs, such as int32 for tokens; None for the default float.
+      kind: name of the kind of task: a key of `TASKS`, or your own. The labels of `CLASSIFICATION` are classes.
+      headline: name of the main metric, for reports, for comparisons with local training, and for choosing settings.
       lower: whether lower values of the headline metric are better.
       divergence: function of a teacher's and a student's predictions, [N, K] each, that returns their distance for each
         example, [N]; used for distillation. If None, a classification uses the divergence of class probabilities, and
-        other tasks do not support methods that distil.
+        other tasks do not support methods with distillation.
       mixture: function that computes the prediction of a mixture of models, for FedEM. If None, a classification uses
         the mixture of class probabilities, and other tasks do not support FedEM.
       counted: function of labels [N, T] that returns the mask of the positions with a label, [N, T] bool, if the model
@@ -280,7 +279,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
       input_shape: shape of one example.
       num_classes: number of classes K.
-      input_dtype: dtype of the inputs, if not the default float.
+      input_dtype: dtype of the inputs; None for the default float.
 
     Raises:
       JaxpflError: if the model reads tokens but inputs are not integers.
@@ -329,7 +328,7 @@ def ranking_task(task: Task) -> Task:
 
     Its metrics are "auc" (the headline) and "loss".
 
-    The loss is the logistic loss of `binary_task`. Its minimiser, the log-odds of label 1, has the largest AUC. Unlike
+    The loss is the logistic loss of `binary_task`. Its minimizer, the log-odds of label 1, has the largest AUC. Unlike
     a loss over pairs of examples, the logistic loss is a mean over examples, and is therefore defined even if a client
     or mini-batch has only one class.
     """
@@ -376,7 +375,7 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
     NEXT_TOKEN: next_token_task,
     "ranking": ranking_task,
 }
-"""Registered tasks: name -> function that converts a classification with the same model to the task."""
+"""Registered tasks: name -> function that converts a classification task to this task, with the same model."""
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
+"""Per-client convolution and pooling, as pure functions of arrays [C, H, W, N], whose last dimension is the batch.
 
 When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs grouped
 convolutions slowly, and their backward passes even more slowly. This module computes a convolution as one matrix
@@ -70,7 +70,7 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", 
 
 
 def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
-    """Return the numbers of zeros before and after an axis for which ceil(size / stride) windows of length k fit."""
+    """Return how many zeros to add before and after an axis so that ceil(size / stride) windows of length k fit."""
     missing = max((-(-size // stride) - 1) * stride + k - size, 0)
     return missing // 2, missing - missing // 2
 
@@ -155,8 +155,8 @@ def _max_bias_relu(z: Array, bias: Array) -> Array:
 
 
 def _max_bias_relu_fwd(z: Array, bias: Array) -> tuple[Array, Array]:
-    # The blocks keep their dimensions: if they were flattened to [O, h w N], XLA would fuse this with the next layer's
-    # patches and divide for each element to find its position (measured: 10 % of a step).
+    # The arrays are not flattened to [O, h w N]: XLA would then fuse this function with the next layer's patches, and
+    # compute the position of each element by a division (measured: 10 % of a step).
     largest, first = _max_and_first(z)
     shifted = largest + bias[:, None, None, None]
     # `<= 0` is false for NaN, which must reach the gradient; otherwise a diverged client would not be detected.

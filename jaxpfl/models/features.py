@@ -70,7 +70,7 @@ def halves(method: str, task: Task) -> Halves:
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
         raise JaxpflError(
-            f"{method} needs a model whose head reads one row per example, but this one reads the shape {few}"
+            f"{method} needs a model whose head reads one row per example, but this head reads an array of shape {few}"
         )
     (axis,) = axes
     shape = few[:axis] + few[axis + 1 :]

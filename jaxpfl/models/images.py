@@ -2,7 +2,7 @@
 
 Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the last dimension, as in `convolution`.
 The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition". They have group
-normalisation (two groups) instead of batch normalisation, unless ``batch`` is set.
+normalization (two groups) instead of batch normalization, unless ``batch`` is set.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def linear(num_classes: int) -> Model:
 class MLP(nn.Module):
     """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
 
-    If ``norm`` is "layer" (Ba et al. 2016, "Layer Normalization") or "batch", each hidden layer is normalised before
+    If ``norm`` is "layer" (Ba et al. 2016, "Layer Normalization") or "batch", each hidden layer is normalized before
     its relu.
     """
 
@@ -94,10 +94,10 @@ def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer"
 class CNN(nn.Module):
     """Convolution, relu and max-pool for each of `filters`, and dense layers with relu: logits [N, num_classes].
 
-    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside the network, the batch is the last dimension. The
-    features of the dense part are in the order (C, H, W), as PyTorch flattens.
+    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside the network, the batch is the last dimension. As in
+    PyTorch, features are flattened in the order (C, H, W).
 
-    If ``norm`` is "group" (two groups) or "batch", a normalisation replaces the bias of each convolution.
+    If ``norm`` is "group" (two groups) or "batch", a normalization replaces the bias of each convolution.
     """
 
     num_classes: int
@@ -134,8 +134,9 @@ def cnn(
 ) -> Model:
     """Build a network of two 5 x 5 convolutions, each with relu and max-pool, and dense layers.
 
-    The default is the papers' network for MNIST, FEMNIST and CIFAR-10: 44,426 parameters for 28 x 28 x 1 and ten
-    classes, 62,006 for 32 x 32 x 3. A normalisation is applied between each convolution and its relu.
+    The default is the network of the reproduced papers for MNIST, FEMNIST and CIFAR-10. For ten classes, it has 44,426
+    parameters for 28 x 28 x 1 images, and 62,006 for 32 x 32 x 3. ``norm`` is applied between a convolution and its
+    relu.
     """
     return from_linen(CNN(num_classes, filters, hidden, norm), is_head, norm and is_norm)
 
@@ -144,7 +145,7 @@ class Block(nn.Module):
     """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
 
     The first 3 x 3 convolution has the stride ``stride``, so h = ceil(H / stride). The shortcut is x itself if its
-    shape is the result's shape, otherwise a normalised 1 x 1 convolution of x.
+    shape is the result's shape, otherwise a normalized 1 x 1 convolution of x.
     """
 
     features: int
@@ -173,7 +174,7 @@ class ResNet(nn.Module):
       num_classes: number of classes K.
       widths: number of channels in each stage.
       blocks: number of blocks in each stage.
-      batch: whether to use batch normalisation instead of group normalisation.
+      batch: whether to use batch normalization instead of group normalization.
     """
 
     num_classes: int
@@ -206,8 +207,8 @@ def smallest_for_resnet(widths: tuple[int, ...]) -> int:
 def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
     """Build a ResNet of He et al.'s CIFAR family (section 4.2): 6 n + 2 layers in three stages of 16, 32, 64 channels.
 
-    Each stage has n blocks. If shapes differ, the shortcut is a normalised 1 x 1 convolution. For three channels and
-    ten classes there are 78,042 parameters at depth 8, and 272,474 at depth 20. ``batch`` selects batch normalisation.
+    Each stage has n blocks. If shapes differ, the shortcut is a normalized 1 x 1 convolution. For three channels and
+    ten classes there are 78,042 parameters at depth 8, and 272,474 at depth 20. ``batch`` selects batch normalization.
     """
     if depth < 8 or depth % 6 != 2:
         raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")

@@ -1,12 +1,12 @@
-"""Layers and normalisations as flax.linen modules, initialised as in PyTorch.
+"""Layers and normalizations as flax.linen modules, initialized as in PyTorch.
 
-Kernels and biases are initialised uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
-converted to the parameters' dtype, so float64 parameters compute in float64.
+Kernels and biases are initialized uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
+converted to the parameters' dtype, so layers with float64 parameters compute in float64.
 
-Group and layer normalisation are functions of a single example, with ordinary parameters. Batch normalisation (Ioffe
+Group and layer normalization are functions of a single example, with ordinary parameters. Batch normalization (Ioffe
 and Szegedy 2015, "Batch Normalization") also has running statistics (`modules`). If batches are small or clients have
 few classes, these statistics differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized
-Machine Learning", who use group normalisation instead).
+Machine Learning", who use group normalization instead).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
-    """Return the initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in).
+    """Return the initializer ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in).
 
     The numbers are always drawn in float32, so that float64 runs start from the same models.
     """
@@ -38,7 +38,7 @@ def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
     return init
 
 
-_NARROW = 4  # largest number of outputs computed by single columns (measured on a CPU at 2 to 10 outputs)
+_NARROW = 4  # largest number of outputs with a separate product for each (measured on a CPU at 2 to 10 outputs)
 
 
 def dense(x: Array, kernel: Array) -> Array:
@@ -106,7 +106,7 @@ class Conv(nn.Module):
     """Convolution: [C, H, W, N] -> [features, h, w, N], with h and w as in `convolution.conv`.
 
     The parameters are the same as in ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features]. The
-    bias can be left out if a normalisation with its own bias follows.
+    bias can be left out if a normalization with its own bias follows.
     """
 
     features: int
@@ -163,14 +163,14 @@ EPSILON = 1e-5
 
 
 def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
-    """Group normalisation (Wu and He 2018) of features-first activations: [C, ..., N], [C], [C] -> [C, ..., N].
+    """Group normalization (Wu and He 2018) of features-first activations: [C, ..., N], [C], [C] -> [C, ..., N].
 
     Each example's channels are divided into ``groups`` groups of C / groups consecutive channels. Each group is shifted
     and scaled to mean 0 and variance 1 over its channels and all positions. Then each channel is multiplied by
     ``scale``, and ``bias`` is added.
     """
     z = x.reshape(groups, -1, x.shape[-1])
-    # The variance is computed from centred values: a difference of two moments would lose digits if the mean is large.
+    # The variance is computed from centered values: a difference of two moments would lose digits if the mean is large.
     z = z - z.mean(axis=1, keepdims=True)
     z = z * lax.rsqrt(jnp.square(z).mean(axis=1, keepdims=True) + EPSILON)
     per_channel = (-1,) + (1,) * (x.ndim - 1)
@@ -188,7 +188,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation of [N, F]: `group_norm` with one group and the parameters of ``flax.linen.LayerNorm``."""
+    """Layer normalization of [N, F]: `group_norm` with one group and the parameters of ``flax.linen.LayerNorm``."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -196,14 +196,14 @@ class LayerNorm(nn.Module):
 
 
 def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
-    """Normalise features-first activations by a given mean and variance of each feature: [F, ..., N], [F] each."""
+    """Normalize features-first activations by a given mean and variance of each feature: [F, ..., N], [F] each."""
     per_feature = (-1,) + (1,) * (x.ndim - 1)
     factor = scale * lax.rsqrt(variance + EPSILON)
     return (x - mean.reshape(per_feature)) * factor.reshape(per_feature) + bias.reshape(per_feature)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
+    """Batch normalization of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
 
     In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
     examples. The running mean and variance, [F], start at 0 and 1, and move by a tenth of the difference towards the
@@ -238,5 +238,5 @@ def _scale_and_bias(module: nn.Module, channels: int) -> tuple[Array, Array]:
 
 
 def is_norm(path: tuple[str, ...]) -> bool:
-    """Return True for parameters of layers named "norm...", the normalisation layers of the built-in models."""
+    """Return True for parameters of layers named "norm...", the normalization layers of the built-in models."""
     return any(name.startswith("norm") for name in path)

@@ -6,12 +6,13 @@ the sum of their losses. With residual r = prediction - y, the losses are
 - ``squared``: r^2 / 2, the negative log-likelihood of a Gaussian of unit variance up to a constant;
 - ``absolute``: |r|;
 - ``huber:delta=1``: r^2 / 2 up to delta, and delta (|r| - delta / 2) beyond (Huber 1964);
-- ``quantile:q=0.5``: max(-q r, (1 - q) r), whose minimiser is the q-quantile (Koenker and Bassett 1978);
+- ``quantile:q=0.5``: max(-q r, (1 - q) r), whose minimizer is the q-quantile (Koenker and Bassett 1978);
 - ``poisson``: exp(a) - y a, where the prediction a is the logarithm of the rate of counts y;
-- ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks of one or several labels.
+- ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks with one or several binary labels.
 
-Distillation compares two predictions by a divergence. If predictions are values, the divergence is |b - a|^2 / 2, as
-for two Gaussians. Otherwise it is the Kullback-Leibler divergence of two Poisson or Bernoulli distributions.
+Distillation compares two predictions a and b by a divergence. It is the Kullback-Leibler divergence of two Poisson
+distributions for ``poisson``, and of two Bernoulli distributions for ``logistic``. For other losses it is
+|b - a|^2 / 2, as for two Gaussians of unit variance.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Loss(NamedTuple):
 
 
 def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
-    """Reshape predictions like the labels, and convert labels to the dtype of the predictions.
+    """Reshape predictions to the labels' shape, and convert labels to the predictions' dtype.
 
     Raises:
       JaxpflError: if there is not one predicted value per label. Without this check, arithmetic would broadcast
@@ -168,8 +169,8 @@ def token_loss(logits: Array, y: Array) -> Array:
     .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
 
     The loss of a batch is the mean over its sequences. Each token therefore has the same weight, independently of the
-    length of its sequence. This is true in a batch, among a client's examples, and in the whole federation if the
-    method weights clients by their examples. The divisor is the constant T instead of the number of labels in a batch,
+    length of its sequence: in a batch, among a client's examples, and in the whole federation if the method weights
+    clients by their numbers of examples. The divisor is the constant T instead of the number of labels in a batch,
     as in FedJAX (Ro et al. 2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. A batch's loss
     is therefore a mean over examples, and its gradient is an unbiased estimate of the client's gradient. If all
     positions have labels, the loss is the mean over tokens; if half of a batch is padding, the step is half as large.
@@ -187,8 +188,8 @@ def check_positions(logits: Array, y: Array) -> None:
     """Check that there is one row of logits per position."""
     if logits.ndim != 3 or logits.shape[:2] != y.shape:
         raise JaxpflError(
-            f"predictions are {list(logits.shape)} but labels are {list(y.shape)}: for next-token a model must return "
-            "logits of all tokens at each position, [n, T, tokens]"
+            f"predictions are {list(logits.shape)} but labels are {list(y.shape)}: for next-token prediction, a model "
+            "must return logits of all tokens at each position, [n, T, tokens]"
         )
 
 

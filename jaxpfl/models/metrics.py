@@ -253,7 +253,7 @@ Reference: Guo et al. 2017, "On Calibration of Modern Neural Networks", https://
 
 
 def _right_tokens(logits: Array, y: Array) -> Array:
-    """Count a sequence's labelled tokens whose logit is the largest at their position, [n]."""
+    """Count a sequence's labeled tokens whose logit is the largest at their position, [n]."""
     check_positions(logits, y)
     return jnp.where(has_label(y), correct(logits, y), 0).sum(axis=1)
 
@@ -272,7 +272,7 @@ TOKEN_METRICS: Mapping[str, Pooled] = {
     "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _nan_to_worst(jnp.exp(mean))),
     "loss": Pooled(token_cross_entropies, _number_of_tokens, _nan_to_worst),
 }
-"""Metrics over all of a client's labelled tokens, regardless of their sequence: the share of tokens whose logit is the
+"""Metrics over all of a client's labeled tokens, regardless of their sequence: the share of tokens whose logit is the
 largest, the exponential of the mean cross-entropy, and the mean cross-entropy."""
 
 
@@ -297,7 +297,7 @@ _NEEDS = {
 
 
 def parse_metrics(metrics: Any) -> dict[str, Any]:
-    """Parse metrics from a setting: ``"auc,macro_f1"``, a sequence of names, or a mapping to names or functions.
+    """Parse metrics: ``"auc,macro_f1"``, a sequence of names, or a mapping from your names to names or functions.
 
     Returns:
       Dictionary from each metric's name to a registered name or a function.

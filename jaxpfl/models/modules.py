@@ -1,9 +1,9 @@
 """Conversion of flax.linen, flax.nnx and equinox modules to pure functions of their parameters.
 
-Only flax.linen modules can have running statistics of batch normalisation. The statistics are part of the parameters:
+Only flax.linen modules can have running statistics of batch normalization. The statistics are part of the parameters:
 ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH. Every method that averages, sends or
-stores a model therefore includes the statistics. They have no gradient. In training, a batch is normalised by its own
-mean and variance, and the forward pass returns running statistics that are updated towards the batch's statistics.
+stores a model therefore includes the statistics. Statistics have no gradient. In training, a batch is normalized by its
+own mean and variance, and the forward pass returns running statistics that are updated towards the batch's statistics.
 Padded examples have no effect.
 """
 
@@ -70,7 +70,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
             if names[:-1] not in layers:
                 raise JaxpflError(
                     f"{name} has the running statistic {'/'.join(names)!r}, whose layer is not a flax.linen.BatchNorm: "
-                    "padded examples would count in it; use GroupNorm"
+                    "padded examples would change it; use GroupNorm"
                 )
         # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
@@ -129,7 +129,7 @@ def _pass_mask(
     kwargs: Any,
     context: Any,
 ) -> Any:
-    """Intercept a module's method: pass the mask of real examples and the mode to layers of batch normalisation."""
+    """Intercept a module's method: pass the mask of real examples and the mode to layers of batch normalization."""
     layer = context.module
     if context.method_name != "__call__" or not isinstance(layer, nn.BatchNorm | BatchNorm):
         return call(*args, **kwargs)
@@ -141,7 +141,7 @@ def _pass_mask(
     own = layer.use_running_average if given is None else given
     running = not train if own is None else own
     if not train and not running:
-        raise JaxpflError(f"{name}: {at} normalises by batches in evaluation: set use_running_average = not train")
+        raise JaxpflError(f"{name}: {at} normalizes by batches in evaluation: set use_running_average = not train")
     if valid is not None:
         mask = _mask(name, at, layer, x, valid, mask)
     told = None if layer.use_running_average is not None else running
@@ -156,14 +156,16 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
         axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
         if getattr(layer, "axis_name", None) is not None:
             raise JaxpflError(
-                f"{name}: {at} has axis_name = {layer.axis_name}: leave it out, as each client normalises alone"
+                f"{name}: {at} has axis_name = {layer.axis_name}: leave it out, as each client normalizes alone"
             )
         if any(one % x.ndim == 0 for one in features):
             raise JaxpflError(
                 f"{name}: {at} treats examples as features (axis = {layer.axis}): leave out the first axis"
             )
     if x.shape[axis] != len(valid):
-        raise JaxpflError(f"{name}: {at} sees {x.shape[axis]} rows of {len(valid)} examples: padding would count in it")
+        raise JaxpflError(
+            f"{name}: {at} gets {x.shape[axis]} rows for {len(valid)} examples, so padding would change its statistics"
+        )
     shape = [1] * x.ndim
     shape[axis] = -1
     of_examples = valid.reshape(shape)

@@ -34,7 +34,7 @@ def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str
     if given["batch_group_count"] != 1:
         return "the batch is in groups"
     if places > MOST_PLACES:
-        return f"its kernel has {places} places, {MOST_PLACES} at most have patches"
+        return f"its kernel has {places} positions, more than {MOST_PLACES}"
     return None
 
 
@@ -164,7 +164,7 @@ def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
     if any(dilation != 1 for dilation in given["base_dilation"]):
         return "its input is dilated"
     if places > MOST_PLACES:
-        return f"its windows have {places} places, {MOST_PLACES} at most are compared"
+        return f"its windows have {places} positions, more than {MOST_PLACES}"
     if kind == "max" and not jnp.issubdtype(dtype, jnp.floating):
         return f"it takes the maximum of {dtype}"
     return None

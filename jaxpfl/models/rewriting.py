@@ -27,7 +27,7 @@ Form = Literal["products", "plain"]
 _form = jax.make_user_context("products")
 
 _POOLS = {p.reduce_window_max_p: "max", p.reduce_window_sum_p: "sum"}
-_PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it reduces by a function of its own"}
+_PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it reduces with a custom function"}
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
@@ -53,8 +53,8 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
     """Return the convolutions and pools of a model, in the order in which they are applied.
 
     Args:
-      apply: the model's function of four arguments.
-      params: parameters of the model; all arguments are arrays or shapes.
+      apply: `Model.apply`, with all four arguments.
+      params: parameters of the model. These, x and key can be arrays, or shapes (``jax.ShapeDtypeStruct``).
       x: a batch of inputs.
       key: key for dropout.
     """
@@ -139,7 +139,7 @@ class _Pending:
 
     @property
     def result(self) -> Array:
-        """Result without a pool, for any use other than the pool."""
+        """Result of the convolution and of the operations after it, for operations other than the pool."""
         y = _exchanged(self.eqn, products.conv, self.x, self.kernel, self.eqn.params)
         if self.bias is not None:
             shape = [1] * y.ndim

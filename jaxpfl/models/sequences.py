@@ -31,7 +31,7 @@ class Recurrent(nn.Module):
        h &\leftarrow (1 - z) \odot n + z \odot h
 
     The equations are the same as in ``flax.linen.GRUCell``. The parameters are A = input [3, E, features], B =
-    recurrent [3, features, features] and c = bias [4, features], initialised as in PyTorch.
+    recurrent [3, features, features] and c = bias [4, features], initialized as in PyTorch.
     """
 
     features: int
@@ -154,7 +154,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, pre-norm blocks of causal attention with rotary positions, a final normalisation and a dense layer.
+    """Embedding, pre-norm blocks of causal attention with rotary positions, a final normalization and a dense layer.
 
     [N, T] integers -> [N, num_classes] at the last position, or [N, T, num_classes] if ``every``. A token outside the
     vocabulary is embedded as NaN, so that its client is reported as diverged.
@@ -205,8 +205,8 @@ def transformer(
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):
         raise JaxpflError(
-            "the transformer's numbers are width,blocks or width,blocks,heads; the width is a multiple of twice the "
-            f"heads ({_HEADS} unless given), got {','.join(map(str, sizes))}"
+            "the transformer takes the numbers width,blocks or width,blocks,heads; the width must be a multiple of "
+            f"twice the heads ({_HEADS} unless given), got {','.join(map(str, sizes))}"
         )
     vocabulary = num_classes if vocabulary is None else vocabulary
     module = Transformer(num_classes, vocabulary, width, blocks, heads, every)
@@ -230,5 +230,5 @@ def embedding(vocabulary: int, width: int) -> nn.Embed:
 
 
 def _normal(key: Key, shape: Sequence[int], dtype: Any) -> Array:
-    """Initialiser N(0, 1), which draws the same numbers for every dtype."""
+    """Initializer N(0, 1), which draws the same numbers for every dtype."""
     return nn.initializers.normal(1.0)(key, tuple(shape), jnp.float32).astype(dtype)

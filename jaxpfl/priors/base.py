@@ -1,12 +1,12 @@
 r"""Interface of a prior: a population distribution P(Gamma) of the clients' models, as pure functions.
 
 In the statistical framework, client i's model theta_i is drawn from P(Gamma), and its data from p(. | theta_i). The
-client minimises
+client minimizes
 
 .. math:: f_i(\theta_i) - \log p(\theta_i; \Gamma)
 
 where f_i is the negative log likelihood of its data. The population parameters Gamma are estimated from all clients.
-Adding a personalised method mostly means writing a new prior. Gamma is a NamedTuple of arrays and of pytrees with the
+Adding a personalized method mostly means writing a new prior. Gamma is a NamedTuple of arrays and of pytrees with the
 structure of theta, such as the mean. A prior's functions are closures over its static values and hyper-parameters.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
@@ -75,9 +75,9 @@ class Prior(NamedTuple):
       init: function ``theta -> gamma`` that returns the initial parameters, centered on a model and with the prior's
         initial scale.
       center: function ``gamma -> theta`` that returns the population's center, the initial model of a client.
-      penalty: function ``(gamma, theta, on) -> []`` that returns minus the log density of theta, including the full
-        normaliser, so that the penalty can be minimised over gamma too. Only priors on predictions use the examples
-        ``on``.
+      penalty: function ``(gamma, theta, on) -> []`` that returns minus the log density of theta, including the terms
+        that depend only on gamma, so that the penalty can be minimized over gamma too. Only priors on predictions use
+        the examples ``on``.
       report: function ``gamma -> metrics`` that returns scalars for the logs.
       descend: function ``(rates, gamma, theta, on) -> gamma`` that takes one client's step on gamma, given its model
         theta; scales stay at or above their floor. The server averages the results. None for priors that only ``fit``
@@ -85,11 +85,11 @@ class Prior(NamedTuple):
       fit: function ``(gamma, thetas [C, ...], valid [C]) -> gamma`` that estimates gamma from all valid models, in
         closed form or by EM from the given gamma; it returns the given gamma if no model is valid. None for priors on
         predictions.
-      sample: function ``(key, gamma) -> theta`` that draws a random model; None if theta has no density.
+      sample: function ``(key, gamma) -> theta`` that draws a random model; None for priors on predictions.
       project: function ``gamma -> gamma`` that raises scales to their floor, for example after noise was added to an
         average.
       prox: function ``(step, gamma, theta) -> theta`` that takes a proximal step on the penalty: it returns a model t
-        that minimises, or at least lowers, ``step penalty(t) + |t - theta|^2 / 2``. The proximal step is stable for
+        that minimizes, or at least lowers, ``step penalty(t) + |t - theta|^2 / 2``. The proximal step is stable for
         every step size, while a gradient step needs a step size below 2 / curvature. None if there is no closed form.
     """
 
@@ -152,7 +152,7 @@ class Family(NamedTuple):
 def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
     """Make the prior of a location-scale family.
 
-    Its parameters are updated from the clients' gradients (`Prior.descend`) or fitted to all models (`Prior.fit`).
+    The parameters are updated by the clients' steps (`Prior.descend`) or fitted to all models (`Prior.fit`).
 
     Args:
       family: the family.
@@ -183,9 +183,10 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 
 
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
-    """Maximum-likelihood estimate of location and scale from the models with leaves [C, ...] that are valid.
+    """Maximum-likelihood estimate of location and scale from the valid models.
 
-    ``valid`` is their mask, [C] bool. With a single model, the scale is zero.
+    The models are a tree with leaves [C, ...], of which ``valid`` [C] marks the valid rows. With a single model, the
+    scale is zero.
     """
     mu = family.locate(thetas, valid)
     spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)

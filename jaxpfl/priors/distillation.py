@@ -6,9 +6,9 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 Here ``a`` are the logits of the personal model theta (the student), ``b`` are the logits of the global model mu (the
 teacher), and psi is the scale.
 
-The first term, log(2 psi) / 2, replaces the density's true log normaliser. To define that normaliser, let q_x be the
+The first term, log(2 psi) / 2, replaces the density's true log normalizer. To define that normalizer, let q_x be the
 class probabilities that theta predicts for an example x. For n examples, let the joint density of all q_x be
-proportional to exp(-f / (2 psi)), relative to the uniform measure on the simplex for each q_x. Its log normaliser is
+proportional to exp(-f / (2 psi)), relative to the uniform measure on the simplex for each q_x. Its log normalizer is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}
@@ -44,14 +44,14 @@ class Shared(NamedTuple):
 
 
 def check_task(method: str, task: Task) -> None:
-    """Refuse a task that defines no distance between predictions.
+    """Check that a task defines a distance between predictions.
 
     Raises:
       JaxpflError: if the task has no classes and no `Task.divergence`; the error names the method.
     """
     if task.divergence is None and not task.has_classes:
         raise JaxpflError(
-            f"{method} distils predictions, but the task {task.kind!r} defines no distance between them: set "
+            f"{method} distills predictions, but the task {task.kind!r} defines no distance between them: set "
             "Task.divergence"
         )
 
@@ -59,8 +59,8 @@ def check_task(method: str, task: Task) -> None:
 def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
     """Return the function ``(teacher, student, labels) -> [n]`` that computes the divergence of predictions.
 
-    It is `Task.divergence` or, if the task has none, the Kullback-Leibler divergence of class probabilities. If an
-    example has predictions at several positions, only positions with a label count (`mask_unlabelled`).
+    The divergence is `Task.divergence` or, if the task has none, the Kullback-Leibler divergence of class
+    probabilities. If an example has predictions at several positions, only positions with a label count.
     """
     measure = divergence if task.divergence is None else task.divergence
     return lambda teacher, student, y: measure(mask_unlabelled(task, teacher, y), mask_unlabelled(task, student, y))
@@ -76,7 +76,7 @@ def mask_unlabelled(task: Task, predictions: Array, y: Array) -> Array:
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
     """Derivative ``1/(2 psi) - c f / (2 psi^2)`` with respect to psi of ``log(2 psi) / 2 + c f / (2 psi)``.
 
-    The derivative is zero at ``psi = c f``, where f is the mean divergence and c a constant factor on it.
+    The derivative is zero at ``psi = c f``, where f is the mean divergence and c is a constant factor.
     """
     return 1 / (2 * psi) - c * mean_divergence / (2 * psi**2)
 
@@ -99,7 +99,7 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def log_normalizer(weight: Array, teacher: Array) -> Array:
-    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each example.
+    """Log normalizer ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each example.
 
     Implements: Ozkara et al. 2023, equation (57).
 
@@ -108,7 +108,7 @@ def log_normalizer(weight: Array, teacher: Array) -> Array:
       teacher: logits of the teacher's class probabilities p, [n, classes].
 
     Returns:
-      The log normaliser of each example, [n]. At w = 0 it is the log volume of the simplex, ``-log (classes - 1)!``.
+      The log normalizer of each example, [n]. At w = 0 it is the log volume of the simplex, ``-log (classes - 1)!``.
     """
     log_p = jax.nn.log_softmax(teacher)
     p = jnp.exp(log_p)
@@ -138,7 +138,7 @@ def prior(
       c: factor on the divergence in psi's step.
       weight_decay: weight decay of mu; ``weight_decay * mu`` is added to mu's gradient.
       distance: a name in `DISTANCES`.
-      exact: whether the penalty contains the true log normaliser (`log_normalizer`) instead of ``log(2 psi) / 2``.
+      exact: whether the penalty contains the true log normalizer (`log_normalizer`) instead of ``log(2 psi) / 2``.
       own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
 
     Raises:
@@ -148,9 +148,9 @@ def prior(
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
     if exact and distance != "kd":
-        raise JaxpflError(f"the exact normaliser requires the distance kd, got {distance}")
+        raise JaxpflError(f"the exact normalizer requires the distance kd, got {distance}")
     if own is not None and (exact or distance == "square"):
-        asked = "the exact normaliser" if exact else "the distance square"
+        asked = "the exact normalizer" if exact else "the distance square"
         raise JaxpflError(f"{asked} requires class probabilities, which this task does not predict")
     measure = DISTANCES[distance]
     if own is not None:

@@ -1,4 +1,4 @@
-r"""Gaussian prior with a mean mu and one variance s2 for all entries: L2-regularised personalisation.
+r"""Gaussian prior with a mean mu and one variance s2 for all entries: L2-regularized personalization.
 
 .. math:: -\log p(\theta; \mu, s_2) = \tfrac d2 \log(2 \pi s_2) + \frac{|\theta - \mu|^2}{2 s_2}
 

@@ -4,7 +4,7 @@ r"""Gaussian-mixture prior of AdaMix, with k centers.
 
 with probabilities p_l, centers mu_l and variances s2_l = s_l^2; theta has d entries. The parameters are estimated by EM
 on all models. An EM step never lowers the likelihood, even with a lower bound (floor) on the variances: the expected
-log likelihood has a single maximum in s2_l, so raising s2_l to the floor maximises it over the allowed range. Without a
+log likelihood has a single maximum in s2_l, so raising s2_l to the floor maximizes it over the allowed range. Without a
 floor the likelihood is unbounded, because a center can coincide with a model while its variance goes to zero.
 
 Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
@@ -38,7 +38,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
     """Make the Gaussian-mixture prior with k components.
 
     Initially all components are equal, so the prior is Gaussian. `Prior.fit` runs EM twice, from the current estimate
-    and from a new initialisation (`start`). The second result is returned only if its log likelihood is higher by more
+    and from a new initialization (`start`). The second result is returned only if its log likelihood is higher by more
     than one. The centers can thus separate in the first fit, and a later fit can leave a bad optimum. (With a threshold
     of zero, the choice between equal results would depend on rounding errors.)
 
@@ -114,14 +114,15 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
-    """Log likelihood of the valid models, []; EM maximises it."""
+    """Log likelihood of the valid models, []; EM maximizes it."""
     return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
-    """Run ``steps`` EM steps on the models with leaves [C, ...] that are valid; ``valid`` is their mask, [C] bool.
+    """Run ``steps`` EM steps on the valid models.
 
-    A component without models keeps its center and variance; its probability becomes zero.
+    The models are a tree with leaves [C, ...], of which ``valid`` [C] marks the valid rows. A component without models
+    keeps its center and variance; its probability becomes zero.
     """
     d = optax.tree.size(thetas) / valid.shape[0]
 

@@ -1,8 +1,8 @@
 r"""Privacy accounting: compute a run's epsilon from its noise, sampling, rounds and relation, or calibrate the noise.
 
-Uploads are clipped to norm C, and the package dp-accounting takes the noise multiplier relative to C. Under replace-one
-a client changes the sum by up to 2 C. The PLD accountant of dp-accounting 0.6 doubles the sensitivity itself. The RDP
-accountant does not, and therefore receives half the noise multiplier.
+Uploads are clipped to norm C, and the package dp-accounting takes the noise multiplier relative to C. Under the
+relation replace-one (`Relation`), a client changes the sum by up to 2 C. The PLD accountant of dp-accounting 0.6
+doubles the sensitivity itself. The RDP accountant does not, and therefore receives half the noise multiplier.
 
 The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not a valid bound (`CAVEAT`):
 
@@ -10,9 +10,9 @@ The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not
    \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
 
 Here K of m clients take part in a round, T is the total number of local steps, and tau the number of local steps per
-round. In a step of mu, C_1 is the clipping norm and s_1 the standard deviation of the noise; C_2 and s_2 are the same
-for psi. The paper's Lemma 1 (Canonne et al. 2020) converts :math:`\epsilon(\alpha)` to (eps, delta) at the best order
-alpha.
+round. In a local step, C_1 is the clipping norm for the global model mu, and s_1 the standard deviation of its noise;
+C_2 and s_2 are the same for the scale psi. The paper's Lemma 1 (Canonne et al. 2020) converts :math:`\epsilon(\alpha)`
+to (eps, delta) at the best order alpha.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
-"""Neighbouring relation: the two data sets that a guarantee compares.
+"""Neighboring relation: the two data sets that a guarantee compares.
 
 ``add-or-remove-one``: with and without a user. ``zero-out``: with a user's data and without them, while the user still
 takes part and adds its noise. ``replace-one``: with one user's data and with another user's data.
@@ -59,7 +59,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     """Choose the relation for accounting a noise mechanism with a sampling scheme: ``asked``, or the default.
 
     Raises:
-      JaxpflError: if no accountant supports the combination, at all or under ``asked``.
+      JaxpflError: if no accountant supports the combination, or none supports it under the relation ``asked``.
     """
     by_clients = not isinstance(noise, CentralNoise)
     bands = noise.bands if isinstance(noise, CentralNoise) else 1
@@ -134,10 +134,10 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
     """Step of the grid on which the PLD accountant represents privacy losses.
 
     The step is small relative to the range of the privacy losses and to their spread in one round, but not so small
-    that the grid has more than 400,000 points. The accountant is pessimistic at any step. At this step the relative
-    error of epsilon is at most 3e-3, and usually much smaller. For sampled cohorts, `PrivacyPlan.epsilon` halves the
-    step until epsilon changes by less than `SETTLED` or the step would fall below `FINE`. This reduces the relative
-    error to 1e-3.
+    that the grid has more than 400,000 points. With any step, the accountant's epsilon is an upper bound. With this
+    step, its relative error is at most 3e-3, and usually much smaller. For sampled cohorts, `PrivacyPlan.epsilon`
+    halves the step until epsilon changes by less than `SETTLED` or the step would fall below `FINE`. This reduces the
+    relative error to 1e-3.
 
     Args:
       noise_multiplier: standard deviation z of the noise, relative to the largest change that one client causes under
@@ -165,8 +165,8 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """Mean plus ten standard deviations of the privacy loss in this many rounds with the user, which is almost never
-    exceeded.
+    """Mean plus ten standard deviations of the privacy loss after this many rounds in which the user takes part; larger
+    losses are very improbable.
     """
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
@@ -200,7 +200,7 @@ def quiet() -> Iterator[None]:
 
 CAVEAT = (
     "Theorem 5 is not a valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
-    "replaced), the average's noise tau sigma^2/K can be cancelled by later local steps, and 6 alpha q^2/z^2 bounds "
+    "replaced), the average's noise tau sigma^2/K can be canceled by later local steps, and 6 alpha q^2/z^2 bounds "
     "the sampled Gaussian at every order only for q >= 1/sqrt(12)"
 )
 
@@ -271,7 +271,7 @@ class PrivacyPlan:
       noise: noise on every round's release.
       sampling: sampling scheme for every round's cohort.
       rounds: number of rounds R.
-      relation: neighbouring relation. None selects the default: add-or-remove-one for central noise with full or
+      relation: neighboring relation. None selects the default: add-or-remove-one for central noise with full or
         Poisson participation, zero-out for cyclic cohorts and for full participation with noise that the clients add,
         replace-one for cohorts of a fixed size.
 
@@ -328,7 +328,7 @@ class PrivacyPlan:
 
     @property
     def default_accountant(self) -> SoundAccountant:
-        """PLD, which is the tightest; RDP for cohorts of a fixed size, which PLD does not support."""
+        """``rdp`` for cohorts of a fixed size, which PLD does not support; otherwise ``pld``, which is the tightest."""
         return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
@@ -473,7 +473,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       plan: plan whose noise is scaled. The result does not depend on the plan's initial amount of noise, except that
         per-step noise keeps the ratio of its standard deviations, and adaptive clipping keeps its noise on the count of
         clipped updates.
-      epsilon, delta: target.
+      epsilon, delta: privacy target.
       accountant: accountant to invert; ``paper`` inverts Theorem 5, which is not a valid bound.
 
     Returns:
@@ -497,7 +497,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
         raise JaxpflError(
             f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}: a larger one guarantees nothing"
         )
-    # The noise on the count limits z, but only the result must respect this limit: the search may try any z.
+    # In adaptive clipping, the noise on the count of small uploads limits z. Only the result must respect this limit;
+    # the search ignores it.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
     lower, upper = _bracket(free, epsilon, delta, accountant)

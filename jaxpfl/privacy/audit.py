@@ -15,14 +15,14 @@ Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Ma
 
 **One run.** A coin decides for each of n canaries whether it is included. The auditor scores every canary, guesses that
 the highest scores belong to included canaries and the lowest scores to excluded ones, and abstains from the rest. For
-an (eps, delta)-DP mechanism, many correct guesses W among r are hardly more probable than under randomised response
+an (eps, delta)-DP mechanism, many correct guesses W among r are hardly more probable than under randomized response
 (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 +
 e^\epsilon))`,
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-The coin may choose between any two neighbouring data sets: with or without a client, with a client's data or with
+The coin may choose between any two neighboring data sets: with or without a client, with a client's data or with
 zeros, or with a client's data or their opposite. Canaries from several independent runs are counted together. Because
 of the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
@@ -80,7 +80,7 @@ class EpsilonBound(NamedTuple):
 def epsilon_lower_bound(
     with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> EpsilonBound:
-    r"""Compute a lower bound on epsilon from many worlds. It holds with probability ``confidence`` for any scores.
+    r"""Compute a lower bound on epsilon from many worlds. The bound holds with probability ``confidence``.
 
     (eps, delta)-DP limits every test that separates the two kinds of world: P(score > t | with) <= e^eps P(score > t |
     without) + delta, and P(score <= t | without) <= e^eps P(score <= t | with) + delta. Half of the worlds are used to
@@ -90,9 +90,10 @@ def epsilon_lower_bound(
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 
     Args:
-      with_canary, without_canary: scores of independent worlds, [K], or [K, J] for J scores per world.
+      with_canary, without_canary: scores of independent worlds, [K], or [K, J] for J scores per world. The bound is
+        valid however the scores are computed.
       delta: delta of the audited claim.
-      confidence: confidence in the bound.
+      confidence: confidence level of the bound.
 
     Raises:
       JaxpflError: for fewer than 4 worlds of a kind, different numbers of scores in the two kinds, scores that are not
@@ -231,16 +232,17 @@ def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta:
 def one_run_lower_bound(
     scores: ArrayLike, included: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> OneRunBound:
-    """Lower bound on epsilon from a single run, which holds with probability ``confidence`` for any scores.
+    """Compute a lower bound on epsilon from a single run. The bound holds with probability ``confidence``.
 
     The bound is computed four times, with guesses for an eighth, a quarter, half and all of the canaries. Each of these
     bounds may fail with probability ``(1 - confidence) / 4``. The largest of them is returned.
 
     Args:
-      scores: scores of the canaries, [n]; a higher score suggests that the canary is included.
-      included: whether each canary is included, the outcome of its coin, [n] bool.
+      scores: scores of the canaries, [n]; a higher score suggests that the canary is included. The bound is valid
+        however the scores are computed.
+      included: whether each canary is included, that is, the outcome of its coin, [n] bool.
       delta: delta of the audited claim.
-      confidence: confidence in the bound.
+      confidence: confidence level of the bound.
 
     Raises:
       JaxpflError: for fewer than 2 canaries, vectors of different lengths, scores that are not finite, or a delta or

@@ -62,10 +62,10 @@ def plan_of(
     linear: bool = False,
     compressed: bool = False,
 ) -> PrivacyPlan:
-    """Privacy plan of a run, the accountant's input (`fit` stores it in `Fit.privacy`).
+    """Return the privacy plan of a run, which describes its releases to the accountant (`Fit.privacy` of `fit`).
 
     Args:
-      mechanism: mechanism in every round, with one noise multiplier and one clipping norm.
+      mechanism: mechanism that every round uses, with one noise multiplier and one clipping norm.
       participation: sampling scheme for every round's cohort.
       rounds: number of rounds R.
       steps: number of local steps tau in a round; required for noise in every step, which is accounted per step.
@@ -138,7 +138,7 @@ def calibrated(
       mechanism: mechanism whose noise multiplier is replaced. If it has one clipping norm for each run, the same noise
         multiplier is valid for all runs, because it is relative to the norm.
       participation: sampling scheme for every round's cohort.
-      epsilon, delta: target.
+      epsilon, delta: privacy target.
       accountant: accountant to invert.
       run: other arguments of `plan_of`.
 

@@ -29,9 +29,9 @@ def theorem5_beside_sound(
     is added to the sum at the end. ``per_step``: noise is added as in the paper; if psi is uploaded, a client is
     protected only by its own noise (`PerStepNoise`).
 
-    For each kind of noise, there are two epsilons, one for each neighbouring relation:
+    For each kind of noise, there are two epsilons, one for each neighboring relation:
 
-    - ``zero_out``: neighbouring data sets differ in whether one user's data are present. With end-of-round noise,
+    - ``zero_out``: neighboring data sets differ in whether one user's data are present. With end-of-round noise,
       Poisson sampling with q = K/m amplifies privacy. With per-step noise, sampling does not amplify privacy. The
       reported epsilon is then the smaller of two: the epsilon of a user who takes part in every round, and that of
       ``replace_one``.
@@ -41,15 +41,15 @@ def theorem5_beside_sound(
     Implements: Ozkara et al. 2023, Theorem 5.
 
     Args:
-      c1, sigma1: clipping norm and standard deviation of the noise in a local step of mu.
-      c2, sigma2: the same for psi; c2 = 0 if psi is not uploaded.
+      c1, sigma1: clipping norm and standard deviation of the noise in a local step of the global model mu.
+      c2, sigma2: the same for the scale psi; c2 = 0 if psi is not uploaded.
       clients_per_round, clients: K and m.
       tau: local steps per round.
       steps: total number of local steps T.
       delta: delta of all claims.
 
     Returns:
-      A JSON-serialisable dictionary with the paper's epsilon and its caveat; for each of the four sound plans, its
+      A JSON-serializable dictionary with the paper's epsilon and its caveat; for each of the four sound plans, its
       epsilon, noise multiplier, participation and accountant; and the number of rounds, the sampling rate and delta.
 
     Raises:

@@ -50,13 +50,13 @@ class CentralNoise:
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum; 0 for clipping without noise.
-      clipping_norm: clipping norm C, for the statement; None if it adapts.
+      clipping_norm: clipping norm C, for the privacy statement; None for adaptive clipping.
       count_stddev: standard deviation s of the noise on the number of uploads below C under adaptive clipping (Andrew
         et al. 2021); otherwise None. Each client sends 1/2 or -1/2, so the release of the count has noise multiplier
         2 s, and both releases together have the noise multiplier :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (Theorem 1 of
         that paper).
       releases: number of sums over the cohort that a round releases; several for EM with several iterations.
-      coefficients: coefficients c of a banded factorisation (`banded_coefficients`), with norm 1. The noise is then
+      coefficients: coefficients c of a banded factorization (`banded_coefficients`), with norm 1. The noise is then
         correlated between rounds, and z is the noise multiplier of Z. Independent noise has (1,).
 
     Raises:
@@ -124,7 +124,7 @@ class DistributedNoise:
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.
       min_uploads: K_min, public; at most the number of clients in a round.
-      clipping_norm: clipping norm C, for the statement.
+      clipping_norm: clipping norm C, for the privacy statement.
       alone: whether each upload is visible by itself, as with compressed uploads. The client is then protected only by
         its own share of the noise, with noise multiplier :math:`z / \sqrt{K_{min}}`.
 
@@ -348,7 +348,7 @@ Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic
 
 @lru_cache(maxsize=64)
 def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
-    """Coefficients c, with norm 1, of the banded C that minimises the mean squared error of the prefix sums.
+    """Coefficients c, with norm 1, of the banded C that minimizes the mean squared error of the prefix sums.
 
     L-BFGS in float64 starts from the first b coefficients of the square root of A, the lower triangular matrix of ones.
 

@@ -1,7 +1,7 @@
 r"""Discrete Gaussian mechanism: integer noise on integers, for private messages of few bits.
 
 The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. It is added to a number in {0, ...,
-L} (a quantiser's level), which has sensitivity L.
+L} (a quantizer's level), which has sensitivity L.
 
 Delta is computed exactly from eps and sigma: it is the maximum, over all shifts up to the sensitivity, of a sum over
 the integers. The error of the sampler is known: its probabilities are multiples of 2^-64, within 2^-64 of the true
@@ -31,7 +31,7 @@ from jaxpfl.privacy import noise
 from jaxpfl.support.errors import JaxpflError
 
 MOST_STDDEV = 2.0**14
-"""Largest sigma, in quantiser steps; a table has about 19 sigma entries."""
+"""Largest sigma, in quantizer steps; a table has about 19 sigma entries."""
 
 _REACH = 9.5
 """Distance in standard deviations beyond which the tails have a mass below 2^-64."""
@@ -62,14 +62,14 @@ class Table(NamedTuple):
 
 
 def table(stddev: float) -> Table:
-    """Table for a standard deviation sigma (in quantiser steps), computed on the host with 40 decimal digits.
+    """Table for a standard deviation sigma (in quantizer steps), computed on the host with 40 decimal digits.
 
     Raises:
       JaxpflError: unless sigma is positive and at most `MOST_STDDEV`.
     """
     checks.positive("stddev", stddev)
     if stddev > MOST_STDDEV:
-        raise JaxpflError(f"stddev must be at most {MOST_STDDEV:g} steps, got {stddev}: quantise to fewer bits")
+        raise JaxpflError(f"stddev must be at most {MOST_STDDEV:g} steps, got {stddev}: quantize to fewer bits")
     largest = math.ceil(_REACH * stddev) + 1
     with localcontext() as context:
         context.prec = 40
@@ -166,7 +166,7 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
         if high > MOST_STDDEV:
             raise JaxpflError(
                 f"epsilon {epsilon:g} at {sensitivity} steps needs a stddev above {MOST_STDDEV:g} steps: "
-                "quantise to fewer bits"
+                "quantize to fewer bits"
             )
         low, high = high, 2 * high
     while high - low > 1e-6 * high:

@@ -48,9 +48,9 @@ class Access(NamedTuple):
 
     Attributes:
       steps: largest number of steps.
-      own: a client's own number of steps, if smaller; None if all clients take ``steps``.
-      batches: mini-batches per step.
-      releases: gradients per mini-batch.
+      own: function for a client's own number of steps, at most ``steps``; None if all clients take ``steps``.
+      batches: number of mini-batches per step.
+      releases: number of gradients per mini-batch.
     """
 
     steps: int
@@ -214,8 +214,8 @@ class GuardedData:
 
         Args:
           steps: largest number of steps.
-          own: a client's own number of steps, if smaller; None if all clients take ``steps``.
-          each: mini-batches per step.
+          own: function for a client's own number of steps, at most ``steps``; None if all clients take ``steps``.
+          each: number of mini-batches per step.
 
         Raises:
           JaxpflError: if the data may not be read, or if called within the method's own loop or branch.

@@ -1,6 +1,6 @@
 r"""Local differential privacy: each client's message is private against everyone who reads it.
 
-In the local model any two values of one client are neighbours, so a value clipped to a ball of radius b has sensitivity
+In the local model any two values of one client are neighbors, so a value clipped to a ball of radius b has sensitivity
 2 b. Clipping is part of each mechanism, because a guarantee must not depend on the data's range.
 
 Standard deviations are computed on the host in float64. The mechanisms are pure JAX functions that work under jit and
@@ -125,7 +125,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""The paper's message (7): replace each entry x, clipped to [0, 1], by one of two values with expectation x:
+    r"""Ozkara et al.'s message (7): replace each entry x, clipped to [0, 1], by one of two values with expectation x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad

@@ -1,7 +1,7 @@
 r"""Mechanism for user-level differential privacy: settings, clipping, noise and seed.
 
-With noise in every step, a client's gradients h for mu and k for psi (if psi is uploaded) are clipped, and noise is
-added to them, before the client's step:
+With noise in every step, a client's gradients h for the global model mu and k for the scale psi (if psi is uploaded)
+are clipped, and noise is added to them, before the client's step:
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
@@ -48,7 +48,7 @@ class NoiseSettings:
     One number, or one for each run.
     """
     clipping_norm: float | tuple[float, ...] = setting(1.0, text=float)
-    """Clipping norm C (L2) for each upload as a whole (parameters, psi, ...); the initial norm if it adapts.
+    """Clipping norm C (L2) for each upload as a whole (parameters, scales, ...); with quantile, the initial norm.
 
     One number, or one for each run.
     """
@@ -59,17 +59,17 @@ class NoiseSettings:
     earlier rounds' noise, so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
     """If the clients add the noise: smallest number of uploads with which a round releases anything. This number is
-    public; for per_step, the expected cohort unless given."""
+    public. For per_step, the default is the expected cohort size."""
     quantile: float | None = setting(None)
     """Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021). Each client also reports
     whether its upload's norm is below the clipping norm; the noise multiplier includes the cost of this count."""
     quantile_lr: float = setting(0.2)
     """Learning rate of the adaptive clipping norm; its steps are multiplicative."""
     count_stddev: float | None = setting(None)
-    """Standard deviation of the noise on the number of uploads below the clipping norm. Unless given, the larger of
-    cohort / 20 and the noise multiplier; required to create a Mechanism."""
+    """Standard deviation of the noise on the number of uploads below the clipping norm. The default is the larger of
+    cohort / 20 and the noise multiplier; a Mechanism has no default."""
     scale_clipping_norm: float | None = setting(None)
-    """For per_step: the clipping norm for psi's gradient; clipping_norm unless given."""
+    """For per_step: the clipping norm for the gradient of psi; clipping_norm unless given."""
     joint: bool = setting(False)
     """For per_step: clip the gradients of parameters and psi as one vector, and add noise to that vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
@@ -103,8 +103,8 @@ class StepNoise:
     Attributes:
       clipping_norm, stddev: C_1 and sigma_1, for the gradient of the uploaded parameters.
       scale_clipping_norm, scale_stddev: C_2 and sigma_2, for the gradient of an uploaded scale such as psi.
-      joint: whether to clip both gradients as one vector and add noise to it, with C_1 and sigma_1, as in the
-        experiments of the 2022 text.
+      joint: whether to clip both gradients as one vector and add noise to this vector, with C_1 and sigma_1, as in the
+        experiments of Ozkara et al. 2022.
     """
 
     clipping_norm: float

@@ -164,13 +164,13 @@ def recording() -> bool:
 
 
 def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
-    """Make the program that is being traced append a draw to the list of `record`, if a block is active.
+    """Make the program that is being traced append a draw to the list of `record`, if a ``record`` block is active.
 
     Args:
-      protects: name of the quantity that is released under the draw.
-      key: key of the draw, []; in a vectorised program, one key for each draw.
+      protects: name of the released quantity to which the noise is added.
+      key: key of the draw, []; in a vectorized program, one key for each draw.
       entries: number of entries.
-      stddev: standard deviation, []; NaN for a random choice, as in randomised response.
+      stddev: standard deviation, []; NaN for a random choice, as in randomized response.
     """
     if not recording():
         return
@@ -197,7 +197,7 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
       key: key of the draw.
       like: tree with the shapes and types of the noise.
       stddev: standard deviation of every entry, [].
-      protects: name of the quantity that is released under the noise, for `record`.
+      protects: name of the released quantity to which the noise is added, for `record`.
 
     Returns:
       Tree with leaves in float32 or float64; narrower types are widened, because they represent neither the tails nor
@@ -234,7 +234,7 @@ def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTre
 def add_banded(
     key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree, protects: str
 ) -> tuple[PyTree, PyTree]:
-    r"""Add a round's noise from a banded factorisation (`privacy.descriptions`), and round to the lattice for s:
+    r"""Add a round's noise from a banded factorization (`privacy.descriptions`), and round to the lattice for s:
 
     .. math:: z_t = \frac{1}{c_0} \Bigl( Z_t - \sum_{j=1}^{b-1} c_j z_{t-j} \Bigr), \qquad Z_t \sim N(0, s^2 I)
 

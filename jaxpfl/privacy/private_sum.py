@@ -1,12 +1,12 @@
 r"""User-level differential privacy for any method whose server sums the uploads: a wrapper around its `Algorithm`.
 
-In each round, client i's upload :math:`\Delta_i` (parameters, psi, ... together) is clipped. Instead of the mean over
-the cohort S, the server receives
+In each round, client i's upload :math:`\Delta_i` (parameters, scales, ... together) is clipped. Instead of the mean
+over the cohort S, the server receives
 
 .. math:: \frac1D \Bigl( \sum_{i \in S} \Delta_i \min(1, C / \|\Delta_i\|_2) + N(0, z^2 C^2 I) \Bigr)
 
 The divisor D is fixed and public: the expected cohort size. The method's server update is post-processing. The
-personalised models stay with their clients.
+personalized models stay with their clients.
 
 Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, for any data of the client,
 even if they are not finite. Each round is therefore a Gaussian mechanism with noise multiplier z. Accounting
@@ -61,7 +61,7 @@ class PrivateHyper:
 
 
 class Guarded(NamedTuple):
-    """Server state: the method's state, the current C if it adapts, and the noise of recent rounds if it is banded.
+    """Server state: the method's state, the current clipping norm (if adaptive), and recent noise (if banded).
 
     The norm and the noise are ``()`` if they are not needed.
     """
@@ -76,14 +76,14 @@ _Changed: TypeAlias = Callable[[Message, PrivateHyper], PyTree]
 
 
 class _Sent(NamedTuple):
-    """Broadcast: the method's message, and the current C if it adapts."""
+    """Broadcast: the method's message, and the current clipping norm C (if adaptive)."""
 
     shared: PyTree
     clipping_norm: PyTree
 
 
 class _Released(NamedTuple):
-    """Upload: a client's clipped change and, if C adapts, 1/2 if the change's norm is at most C, otherwise -1/2."""
+    """Upload: a client's clipped change and, for adaptive C, 1/2 if the change's norm is at most C, otherwise -1/2."""
 
     change: PyTree
     below: PyTree
@@ -103,7 +103,7 @@ def privatize(
     Args:
       algorithm: the method's algorithm.
       hp: the method's hyper-parameters.
-      mechanism: mechanism in every round; for banded noise with its coefficients (`claim.planned`).
+      mechanism: mechanism for every round; banded noise needs coefficients (`claim.planned`).
       splits: splits of one client, as arrays or shapes; required for banded noise, to determine its shapes.
 
     Returns:
@@ -111,8 +111,8 @@ def privatize(
 
     Raises:
       JaxpflError: if the method's uploads are not summed, or if banded noise lacks its coefficients or ``splits``. When
-        a round is traced: if uploads have several weights, which would reveal a client's choice, or if noise in every
-        step is requested and the method's update adds none.
+        a round is traced: if an upload has several weights (such as one for each cluster), which would reveal the
+        client's choice, or if noise in every step is requested and the method's update adds none.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")

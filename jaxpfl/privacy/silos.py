@@ -7,7 +7,7 @@ expected size of a mini-batch. With the gradient g_j of example j, the silo uses
 .. math:: \frac{1}{q_i n_i} \Bigl( \sum_{j \in B} g_j \min(1, C / \|g_j\|_2) + N(0, z_i^2 C^2 I) \Bigr)
 
 The sampling rate differs between silos, so either the noise or epsilon differs too. A silo's uploads and its
-personalised model depend on its examples only through such gradients.
+personalized model depend on its examples only through such gradients.
 
 References: Abadi et al. 2016, "Deep Learning with Differential Privacy"; Liu et al. 2022, "On Privacy and
 Personalization in Cross-Silo Federated Learning", https://arxiv.org/abs/2206.07902, section 3.
@@ -39,15 +39,15 @@ noise."""
 
 @dataclass(frozen=True)
 class Silo:
-    """Silos with the same number of examples.
+    """Group of silos with the same number of examples.
 
     Attributes:
       examples: number of examples n_i in each silo.
       clients: number of silos with this number of examples.
       threshold: bound on the random scores: an example is in a batch if its score is below this number; `WORD` to
         include all examples.
-      per_round: mini-batches per round.
-      once: mini-batches that train the personalised model outside the rounds.
+      per_round: number of mini-batches per round.
+      once: number of mini-batches that train the personalized model outside the rounds.
       noise_multiplier: noise multiplier z_i.
     """
 
@@ -73,7 +73,7 @@ class Silo:
 class SiloMechanism:
     """Clipping and noise for every gradient in every silo, and their accounting over R rounds.
 
-    The neighbouring relation is add-or-remove-one: a silo's data set with or without one example. A silo's number of
+    The neighboring relation is add-or-remove-one: a silo's data set with or without one example. A silo's number of
     examples, sampling rate and number of steps are considered public. The accounting assumes that a silo takes part in
     every round.
 
@@ -82,7 +82,7 @@ class SiloMechanism:
       clipping_norm: clipping norm C for each example's gradient.
       slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset, which the accounting
         includes.
-      releases: gradients per mini-batch.
+      releases: number of gradients per mini-batch.
       rounds: number of rounds R.
       noise_seed: source of the noise, ``run`` or ``secret``.
     """
@@ -101,7 +101,7 @@ class SiloMechanism:
 
     @property
     def default_accountant(self) -> Accountant:
-        """PLD, because RDP does not support mini-batches that may be cut."""
+        """``pld``, because RDP does not support mini-batches that may be cut to ``slots`` examples."""
         return "pld"
 
     def plan(self, silo: Silo) -> PrivacyPlan:
@@ -185,13 +185,13 @@ def mechanism_of(
       sizes: number of examples in each silo, [m]; silos without examples are left out.
       batch_size: expected number of examples b in a mini-batch.
       per_round: function from n_i to the number of mini-batches in a round.
-      once: function from n_i to the number of mini-batches that train the personalised model outside the rounds.
-      releases: gradients per mini-batch.
+      once: function from n_i to the number of mini-batches that train the personalized model outside the rounds.
+      releases: number of gradients per mini-batch.
       rounds: number of rounds R.
       clipping_norm: clipping norm C.
       noise_multiplier: noise multiplier z for all silos; 0 clips only.
       noise_seed: source of the noise, ``run`` or ``secret``.
-      cuts: whether a mini-batch may be cut, with a probability below 1e-6 per draw; RDP does not support this.
+      cuts: whether large mini-batches may be cut, with a probability below 1e-6 per draw; RDP does not support this.
 
     Raises:
       JaxpflError: for values out of range, and if no silo has an example.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 NOT_COVERED = (
-    "hyper-parameters chosen on private data, the means and deviations by which inputs were standardised, other runs "
+    "hyper-parameters chosen on private data, the means and deviations by which inputs were standardized, other runs "
     "on the same users, the simulator's reports beside the model"
 )
 NOT_COVERED_OF_EXAMPLES = (
-    "hyper-parameters chosen on private data, means and deviations by which inputs were standardised, the numbers of "
+    "hyper-parameters chosen on private data, means and deviations by which inputs were standardized, the numbers of "
     "examples, other runs on the same examples, the simulator's reports beside the models"
 )
 SEED = {
@@ -24,8 +24,8 @@ STOPPED = (
     "covered: the claim is for all rounds"
 )
 CUT = (
-    "what clients keep (a state, their place in the order of their examples) from rounds in which a full cohort left "
-    "them out"
+    "what a client's state (or its position in the order of its examples) reveals about rounds in which the client was "
+    "drawn but left out of a full cohort"
 )
 
 
@@ -33,16 +33,17 @@ class Statement(NamedTuple):
     """Privacy claim of a run.
 
     Attributes:
-      relation: neighbouring relation.
+      relation: neighboring relation.
       unit: unit of privacy, ``user`` (a client with all its data) or ``example`` (a single example of a silo).
       participation: full, poisson, uniform or cyclic.
       sampling_rate: probability q that a client is in a round's cohort, or an example in a mini-batch.
       noise_multiplier: noise multiplier z of a round, for all its releases together.
-      clipping_norm: clipping norm C; C1 and C2 for noise in every step; None if it adapts.
+      clipping_norm: clipping norm C; C1 and C2 for noise in every step; None for adaptive clipping.
       rounds: number of rounds R.
       delta, epsilon: delta and epsilon of the claim.
       accountant: accountant that computed epsilon.
-      paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, not a valid bound; None if it does not apply.
+      paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, which is not a valid bound; None if the theorem does
+        not apply.
       own_share: whether z refers to each client's own share of the noise, as with compressed uploads.
       noise_seed: source of the randomness of cohorts and noise: ``run`` (the run's seed) or ``secret`` (the operating
         system).
@@ -101,7 +102,7 @@ class Statement(NamedTuple):
             terms.append(f"a turn every {self.cycle} rounds")
         if self.bands > 1:
             ratio = f"with {self.noise_ratio:.3g} times the prefix-sum error of independent noise"
-            terms.append(f"noise correlated by a banded factorisation of {self.bands} bands {ratio}")
+            terms.append(f"noise correlated by a banded factorization of {self.bands} bands {ratio}")
         text = (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each {self.unit} ({self.relation}, by "
             f"{self.accountant}; {', '.join(terms)})"
@@ -128,5 +129,5 @@ class Statement(NamedTuple):
         return (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each example of a silo, the largest of {number} "
             f"silos' ({self.relation}, {', '.join(terms)}); a silo is counted in every round; it covers what leaves "
-            "the silo and its personalised model after the last round"
+            "the silo and its personalized model after the last round"
         )

@@ -1,4 +1,4 @@
-"""Similarity of clients: graphs of clients, and ADMM for the network lasso, which pulls neighbours' models together."""
+"""Similarity of clients: graphs of clients, and ADMM for the network lasso, which pulls neighbors' models together."""
 
 from jaxpfl.similarity import admm, graphs
 

@@ -3,9 +3,9 @@ r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along th
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
 With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), whose objective is
-multiplied by the learning rate eta. Here lam is the weight of the penalty, and g_i the gradient of client i of N. The
-differences along the edges are W = ZQ, where Q is the incidence matrix (`graphs`). Let Omega be the multipliers and rho
-the penalty parameter of ADMM, both scaled by eta. The iteration is
+multiplied by the learning rate eta. Here lam is the weight of the penalty, N the number of clients, and g_i the
+gradient of client i. The differences along the edges are W = ZQ, where Q is the incidence matrix (`graphs`). Let Omega
+be the multipliers and rho the penalty parameter of ADMM, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
@@ -17,11 +17,11 @@ If s is large enough, every client's solution is the mean of y over its connecte
 The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
 any rho by two matrix products. The decomposition is therefore reused in all rounds, for all settings of a sweep and
 whenever rho changes. For large N, conjugate gradients solve the linear system instead, starting from the last Z. During
-the first half of the steps, rho is doubled or halved if one residual is more than ten times the other (Boyd et al.
-2011, section 3.4.1).
+the first half of the steps, rho is doubled or halved if one of the two norms above is more than ten times the other
+(Boyd et al. 2011, section 3.4.1).
 
 If p = 2 and the dimension d exceeds N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis
-preserves norms, and its span contains the minimiser. A step then costs N / d times as much as in the original
+preserves norms, and its span contains the minimizer. A step then costs N / d times as much as in the original
 coordinates.
 """
 
@@ -56,7 +56,7 @@ RANGE = (1e-4, 1e4)
 
 
 class Warm(NamedTuple):
-    """Warm start for the next minimisation: differences w [M, d], their multipliers omega [M, d], and rho, []."""
+    """Warm start for the next minimization: differences w [M, d], their multipliers omega [M, d], and rho, []."""
 
     w: Array
     omega: Array
@@ -64,12 +64,12 @@ class Warm(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """Minimiser of the network lasso, with the state of the solver.
+    """Minimizer of the network lasso, with the state of the solver.
 
     Attributes:
-      z: minimiser, [N, d]. If an edge's row of ``warm.w`` is exactly zero, the edge's two clients have the same z, up
+      z: minimizer, [N, d]. If an edge's row of ``warm.w`` is exactly zero, the edge's two clients have the same z, up
         to the tolerance.
-      warm: warm start for the next minimisation.
+      warm: warm start for the next minimization.
       primal: primal residual ``|W - ZQ|``, relative to the norm of the centered Y, [].
       dual: dual residual ``rho |(W+ - W) Q^T|``, relative to the norm of the centered Y, [].
       steps: number of steps taken, [] int32.
@@ -89,7 +89,7 @@ def prefers_spectrum(graph: Graph) -> bool:
 
 
 def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
-    """Make the start of a minimisation without a previous solution; this start is the exact solution for s = 0."""
+    """Make the initial state for a first minimization; this state is the exact solution for s = 0."""
     w = graphs.differences(graph, y)
     return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 
@@ -107,12 +107,12 @@ def fuse(
     dense: bool | None = None,
     spectrum: Spectrum | None = None,
 ) -> Fused:
-    """Minimise the network lasso for y [N, d].
+    """Minimize the network lasso for y [N, d].
 
     Implements: Zhao et al., equation (6); Zhao et al., section IV-B; Zhao et al., Algorithm 4.
 
     Args:
-      graph: graph on the host whose edges join neighbours; without edges, z = y.
+      graph: graph on the host whose edges join neighbors; without edges, z = y.
       y: the clients' vectors, [N, d]. If an entry is not finite, all of z is NaN.
       strength: weight s of the penalty, not negative; infinity gives the means of the connected components.
       p: order of the norm, 1, 2 or infinity.

@@ -1,6 +1,6 @@
-r"""Graphs of clients: nodes 0 ... N - 1, with edges that the user gives or that join k nearest neighbours.
+r"""Graphs of clients: nodes 0 ... N - 1, with edges that the user gives or that join k nearest neighbors.
 
-Q is the paper's N x M incidence matrix, with one +1 and one -1 in the column of each edge. The matrix Q is never
+Q is the N x M incidence matrix of Zhao et al., with one +1 and one -1 in the column of each edge. The matrix Q is never
 formed. For models Z [N, d], `differences` computes the paper's Z Q. For differences W [M, d], `gathered` computes the
 paper's W Q^T. (In the paper, the models are the columns of Z, not the rows.) Both functions also work for graphs
 without edges, with isolated nodes or with a single node.
@@ -63,9 +63,9 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
 
 
 def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
-    """Compute the graph of k nearest neighbours in Euclidean distance on the host, exact to float64 rounding.
+    """Compute the graph of k nearest neighbors in Euclidean distance on the host, exact to float64 rounding.
 
-    Two vectors are joined if one is among the k nearest neighbours of the other. Distances from inner products are
+    Two vectors are joined if one is among the k nearest neighbors of the other. Distances from inner products are
     fast, but lose digits by cancellation. Such distances therefore only select candidates, which are all vectors that
     could be among the nearest, given the rounding error. The distances to the candidates are then computed from
     differences, so that duplicates have distance zero. In a tie, the first nodes are chosen.
@@ -73,8 +73,8 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
     Implements: Zhao et al., section II-A.
 
     Args:
-      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbours.
-      k: number of neighbours of each vector; if there are fewer other vectors, all of them are neighbours.
+      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbors.
+      k: number of neighbors of each vector; if there are fewer other vectors, all of them are neighbors.
       block: number of vectors whose distances are computed at a time.
 
     Raises:
@@ -108,17 +108,17 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
 
 
 def check_neighbours(nodes: int, k: int) -> None:
-    """Check that a nearest-neighbour graph has at least one node, and at least one neighbour k for each node.
+    """Check that a nearest-neighbor graph has at least one node, and that the number k of neighbors is at least one.
 
     Raises:
       JaxpflError: if ``nodes`` < 1 or k < 1.
     """
     if nodes < 1 or k < 1:
-        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+        raise JaxpflError(f"nodes and neighbors must be at least 1, got {nodes} and {k}")
 
 
 def joined(found: list[np.ndarray]) -> Graph:
-    """Make a graph from a list of arrays, one for each node, which contain the node's neighbours."""
+    """Make a graph from a list of arrays, one for each node, which contain the node's neighbors."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     return from_edges(pairs, nodes)
@@ -195,7 +195,7 @@ def components(graph: Graph, joined: Any) -> np.ndarray:
     In the network lasso, ``joined`` is true for the edges whose w is zero.
 
     Returns:
-      The number of each node's component, [N]. Components are numbered in the order of their first nodes.
+      The index of each node's component, [N]. Components are numbered in the order of their first nodes.
     """
     joined = np.asarray(joined)
     first, second = np.asarray(graph.first)[joined], np.asarray(graph.second)[joined]
@@ -216,17 +216,17 @@ MOST_EXACT = 20_000
 cores for vectors of length 1024."""
 
 _CANDIDATES = 30
-"""Smallest number of candidates that NN-descent keeps for each vector. With fewer candidates, more neighbours are
+"""Smallest number of candidates that NN-descent keeps for each vector. With fewer candidates, more neighbors are
 missed.
 """
 
 
 def nearest(vectors: Any, k: int) -> Graph:
-    """Compute the graph of k nearest neighbours in Euclidean distance, exact for up to `MOST_EXACT` vectors.
+    """Compute the graph of k nearest neighbors in Euclidean distance, exact for up to `MOST_EXACT` vectors.
 
     Args:
-      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbours.
-      k: number of neighbours of each vector; if there are fewer other vectors, all of them are neighbours.
+      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbors.
+      k: number of neighbors of each vector; if there are fewer other vectors, all of them are neighbors.
 
     Raises:
       JaxpflError: if there is no vector, k < 1, or there are more than `MOST_EXACT` vectors and the package pynndescent
@@ -253,10 +253,10 @@ def check_possible(number: int) -> None:
 def approximate(vectors: Any, k: int) -> Graph:
     """Approximate `nearest` by NN-descent (Dong et al. 2011), with the pynndescent package.
 
-    NN-descent may miss neighbours; for 10,000 vectors near a curved surface, it missed one edge in 1000. Comparing all
-    pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbours of its
-    neighbours, which takes about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
-    which neighbours are missed.
+    NN-descent may miss neighbors; for 10,000 vectors near a curved surface, it missed one edge in 1000. Comparing all
+    pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbors of its
+    neighbors, which takes about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
+    which neighbors are missed.
 
     Raises:
       JaxpflError: if there is no vector, or k < 1.
@@ -277,7 +277,7 @@ def approximate(vectors: Any, k: int) -> Graph:
     places = index.neighbor_graph[0]
     found = [np.zeros(0, np.int64)] * len(given)
     for i, near in zip(finite, places, strict=True):
-        among = np.unique(finite[near[near >= 0]])  # -1 marks a neighbour that was not found
+        among = np.unique(finite[near[near >= 0]])  # -1 marks a neighbor that was not found
         among = among[among != i]
         exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
         found[i] = among[np.argsort(exact, kind="stable")[:k]]

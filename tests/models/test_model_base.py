@@ -186,7 +186,7 @@ REFUSED = {
     "two": (from_linen(Twice(), is_head), "whose head reads one array of its body, but this one's reads 2 arrays"),
     "no rows": (
         of_pair(pooled),
-        "it needs a model whose head reads one row per example, but this one reads the shape (4,)",
+        "it needs a model whose head reads one row per example, but this head reads an array of shape (4,)",
     ),
     "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "this one's reads nothing of it"),
 }

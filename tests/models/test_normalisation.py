@@ -188,10 +188,10 @@ class Reshaped(nn.Module):
 
 REFUSED = {
     "statistic 'seen', whose layer is not a flax.linen.BatchNorm": Counting(),
-    "sees 30 rows of 6 examples": Reshaped(),
+    "gets 30 rows for 6 examples": Reshaped(),
     "has axis_name = i": Net(nn.BatchNorm(axis_name="i")),
     "examples as features": Net(nn.BatchNorm(axis=0)),
-    "normalises by batches in evaluation": Net(nn.BatchNorm(use_running_average=False)),
+    "normalizes by batches in evaluation": Net(nn.BatchNorm(use_running_average=False)),
 }
 
 

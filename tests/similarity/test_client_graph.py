@@ -86,7 +86,7 @@ def test_refusals():
     task, work = make_task("linear", given, 2), LocalWork(np.asarray(given.train.size), 1, 5)
     with pytest.raises(JaxpflError, match="unknown graph 'model': did you mean 'models'"):
         client_graph("model", given, task, work)
-    with pytest.raises(JaxpflError, match="neighbours must be at least 1"):
+    with pytest.raises(JaxpflError, match="neighbors must be at least 1"):
         client_graph("data", given, task, work, neighbours=0)
     tokens = given._replace(train=given.train.with_examples(x=given.train.examples.x.astype(np.int32)))
     with pytest.raises(JaxpflError, match="one array of real numbers: use graph = models"):

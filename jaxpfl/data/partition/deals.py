@@ -131,9 +131,10 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
 
 
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
-    """Swap slots of hands [m, k] in place until no hand has a class twice; return False if no swap is possible.
+    """Swap classes between hands in place until no hand has a class twice; return False if no swap is possible.
 
-    Every swap decreases the number of duplicates, so the loop terminates.
+    A row of ``hands`` [m, k] contains the k classes that were dealt to a client. Every swap decreases the number of
+    duplicates, so the loop terminates.
     """
     m, k = hands.shape
     counts = np.zeros((m, num_classes), np.int32)
@@ -235,7 +236,7 @@ def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int)
 
 
 def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal a second set (the official test set) like a first set.
+    """Deal a second set of examples (the official test set) in the proportions of a first set.
 
     Each class of the second set is divided in proportion to the clients' counts of that class in the first set.
     Examples of a class that no client holds are left out.

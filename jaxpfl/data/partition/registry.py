@@ -3,8 +3,8 @@
 The random generator of a partition depends only on the split seed. A seed gives the same split in every run and on
 every platform, because partitions draw only permutations, integers, and numbers from `jaxpfl.data.portable`. Every
 partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that were
-not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is dealt such that each client's
-test set resembles its training set: it has the same users, or similar proportions of the same classes.
+not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is divided such that each
+client's test set resembles its training set: both have the same users, or similar proportions of the same classes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class PartitionOptions:
     classes_per_client: int | None = setting(None, range=COUNT)
     """Number of classes that each client holds, for the partition classes."""
     shards_per_client: int | None = setting(None, range=COUNT)
-    """Shards (of the examples sorted by class) that each client holds, for the partition shards; 2 unless given."""
+    """Number of shards (pieces of the examples, sorted by class) that each client holds, for the partition shards; 2
+    unless given."""
     alpha: float | None = setting(None, range=POSITIVE)
     """Dirichlet concentration, for the partitions dirichlet and dirichlet-class; clients with a small value have few
     classes, and clients with a large value are nearly iid."""

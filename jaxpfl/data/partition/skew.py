@@ -20,7 +20,7 @@ def dirichlet_per_client(
 
     Clients take turns in random order. In each turn, a client draws one example without replacement: first a class by
     the client's proportions among the remaining classes, and then an example of that class. All examples are used and
-    sizes differ by at most 1, so in the last turns only the remaining classes can be drawn. The realised proportions
+    sizes differ by at most 1, so in the last turns only the remaining classes can be drawn. The realized proportions
     are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write Dir(alpha' p) with
     a prior p; for a uniform p, their alpha' is C times this alpha.)
 
@@ -152,7 +152,7 @@ def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, 
     """Draw one of the remaining examples' classes in each turn, without replacement; return the clients' counts [m, C].
 
     Args:
-      log_weights: [m, C] logarithms of the clients' class proportions, not normalised.
+      log_weights: [m, C] logarithms of the clients' class proportions, not normalized.
       turns: [N] client of each turn.
       left: [C] number of examples of each class, N in total.
       rng: random generator.

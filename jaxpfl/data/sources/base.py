@@ -22,7 +22,7 @@ _ENTRIES = 2**20
 """Number of entries that are processed together."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
-"""Kind of inputs: pixels, which `load` standardises; features, that is, any other numbers; or tokens, that is, token
+"""Kind of inputs: pixels, which `load` standardizes; features, that is, any other numbers; or tokens, that is, token
 ids."""
 
 
@@ -42,12 +42,12 @@ class Source(NamedTuple):
       user_names: [U] names or numbers of the users in the data set, or None.
       superclasses: [num_classes] int32, the superclass of each class, or None.
       inputs: kind of inputs, as defined in `Inputs`.
-      scales: mean and standard deviation by which each channel of pixels was standardised, or None.
+      scales: mean and standard deviation by which each channel of pixels was standardized, or None.
       task: task of the labels, a name in `jaxpfl.models.TASKS`.
       class_names: [num_classes] labels of the classes in the data set (numbers or strings), or None if they are 0 ..
         num_classes - 1.
-      ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
-        out.
+      ordered: whether a user's examples are in the order of a text or in time order, so that the last examples are held
+        out for testing.
       persons: [N] int32, the person of each training example, or None. All examples of a person at one client are in
         the same split.
       columns: columns of the table from which the features come, or None if the data set is not a table.
@@ -79,10 +79,10 @@ class Preparation:
     """Record of how a federation was made from a data set, so that new inputs can be prepared in the same way.
 
     Attributes:
-      inputs, scales, class_names, columns: as in `Source`; ``columns`` has the values that replace missing ones.
+      inputs, scales, class_names, columns: as in `Source`; ``columns`` includes the replacements for missing values.
       raw_dtype: dtype of the inputs before they were scaled; None if an input is not a single array.
-      persons: whether the examples name persons (`Source.persons`).
-      scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if they were not standardised after loading.
+      persons: whether the person of each example is known (`Source.persons`).
+      scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if they were not standardized after loading.
     """
 
     inputs: Inputs

@@ -53,7 +53,7 @@ CIFAR_SETS = {
         train=tuple(f"data_batch_{i}" for i in range(1, 6)),
         test="test_batch",
         labels=("labels",),
-        description="CIFAR-10, colour images of 32 x 32, 10 classes",
+        description="CIFAR-10, color images of 32 x 32, 10 classes",
     ),
     "cifar100": _Set(
         classes=100,
@@ -62,7 +62,7 @@ CIFAR_SETS = {
         train=("train",),
         test="test",
         labels=("coarse_labels", "fine_labels"),
-        description="CIFAR-100, colour images of 32 x 32, 100 classes in 20 superclasses",
+        description="CIFAR-100, color images of 32 x 32, 100 classes in 20 superclasses",
     ),
 }
 
@@ -83,7 +83,7 @@ def load_cifar(name: str, root: Path) -> Source:
     sizes = [len(images) for images, _ in batches[:-1]]
     if len(set(sizes)) > 1:
         raise JaxpflError(f"{place}: training batches have {sizes} images: one of them is truncated")
-    # Memory is needed for all images as bytes, concatenated, as floats, and standardised.
+    # Memory is needed for all images as bytes, concatenated, as floats, and standardized.
     check_fits(place, 6 * sum(images.nbytes for images, _ in batches))
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]

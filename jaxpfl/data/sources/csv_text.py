@@ -40,17 +40,17 @@ _NUMBER: dict[Decimal, re.Pattern[str]] = {
 }
 _THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_MEMORY = 30  # memory of a table as cells of text, relative to its length
+_MEMORY = 30  # memory of a table's cells as strings, relative to the file's length
 
 
 class Table(NamedTuple):
-    """A table of text.
+    """A table whose cells are strings.
 
     Attributes:
       path: file that was read, for messages.
-      cells: cells as text without surrounding spaces; "" where a row is too short. The columns are named by the first
-        line, and the index has each row's line number, counted from 1.
-      separator, decimal: separator and decimal mark of the text.
+      cells: cells without surrounding spaces; "" where a row is too short. The columns are named by the first line, and
+        the index has each row's line number, counted from 1.
+      separator, decimal: separator of cells and decimal mark in the file.
       missing: words that mark a cell without a value, in lower case.
     """
 
@@ -161,7 +161,7 @@ def read(
     encoding: str | None = None,
     missing_words: str | None = None,
 ) -> Table:
-    """Read a table of text whose first line names the columns.
+    """Read a table from a text file whose first line names the columns.
 
     Args:
       path: file to read.
@@ -195,7 +195,7 @@ def read(
 
 
 def table_of(frame: pandas.DataFrame) -> Table:
-    """Return a data frame as a table of text whose rows are lines 1 to N; NaN and None become ""."""
+    """Convert a data frame to a table of strings whose rows are lines 1 to N; NaN and None become ""."""
     cells = frame.astype(object).where(frame.notna(), "").map(lambda cell: str(cell).strip())
     cells.columns, cells.index = [str(name) for name in frame.columns], np.arange(1, len(frame) + 1)
     return Table(Path("data frame"), cells, "comma", "point")
@@ -204,7 +204,7 @@ def table_of(frame: pandas.DataFrame) -> Table:
 def rows(
     path: Path, separator: Separator | None = None, encoding: str | None = None
 ) -> tuple[pandas.DataFrame, Separator]:
-    """Read the non-empty rows of a file as text without surrounding space, and find the separator.
+    """Read the non-empty rows of a file as strings without surrounding spaces, and find the separator.
 
     The index has the line number of each row.
 

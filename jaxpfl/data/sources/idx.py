@@ -176,7 +176,7 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
-    """Find one file, preferably unzipped. EMNIST's file names have prefixes; several prefixes are an error."""
+    """Find one file; uncompressed files come first. EMNIST's names have a prefix; several prefixes are an error."""
     names = [file for part in parts for file in _names(part, kind)]
     for file in names:
         if (folder / file).is_file():

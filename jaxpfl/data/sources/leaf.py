@@ -56,7 +56,7 @@ _VOCABULARY_FILE = "reddit_vocab.pck"
 _IMAGE = (784,)
 _ASCII = 128
 _LARGEST = 2**31 - 1
-_MEMORY = 8  # memory of JSON as Python numbers and lists, relative to its length
+_MEMORY = 8  # memory of parsed JSON (Python numbers and lists), relative to the file's length
 
 Users: TypeAlias = dict[str, tuple[Any, list]]
 """Inputs and labels of each user, by name, as in the files; numeric inputs are arrays."""
@@ -162,7 +162,7 @@ def describe_leaf(name: str, root: Path) -> str:
 
 
 def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Return the folders of the training files and of the test files, None if there are no test files."""
+    """Return the folder of the training files, and the folder of the test files or None if there are none."""
     for base in (folder, folder / "data"):
         if _files(base / "train"):
             return base / "train", base / "test" if _files(base / "test") else None
@@ -192,7 +192,7 @@ def read_users(folder: Path) -> Users:
         for user, own in _read(file).items():
             if user in origin:
                 raise JaxpflError(
-                    f"user {shown(user)} is in {origin[user]} and in {file}: delete files of earlier preparations"
+                    f"user {shown(user)} is in {origin[user]} and in {file}: delete the files of earlier preprocessing"
                 )
             origin[user], users[user] = file, _read_user(own, f"{file}: user {shown(user)}")
     if not any(y for _, y in users.values()):
@@ -264,7 +264,7 @@ def kind_of(users: Users, folder: Path) -> str:
     if isinstance(x[0], list) and isinstance(label, dict) and "target_tokens" in label:
         return "sequences"
     raise JaxpflError(
-        f"{folder}: inputs such as {str(x[0])[:30]!r} are not numbers, text labelled with its next character, "
+        f"{folder}: inputs such as {str(x[0])[:30]!r} are not numbers, text labeled with its next character, "
         "or token sequences with 'target_tokens'"
     )
 
@@ -321,12 +321,12 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
 def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
-    In LEAF, each position of a speech has a string of length L, so neighbouring strings overlap in L - 1 characters.
+    In LEAF, each position of a speech has a string of length L, so neighboring strings overlap in L - 1 characters.
     With ``every``, only each L-th string of a speech, and the speech's last string, are kept. The last string has
-    labels only at positions that no earlier string covers, so that each character is labelled once.
+    labels only at positions that no earlier string covers, so that each character is labeled once.
 
     Returns:
-      Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for none.
+      Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for no label.
 
     Raises:
       JaxpflError: if inputs are not strings of the same length, or a character is not in LEAF's alphabet.
@@ -343,7 +343,7 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
     length = inputs.shape[1]
     starts = np.flatnonzero(np.append(True, (labels[:-1] != inputs[1:]).any(axis=1)))
     kept: list[int] = []
-    fresh: list[int] = []  # for each kept string, the number of labelled positions, which are at its end
+    fresh: list[int] = []  # for each kept string, the number of labeled positions, which are at its end
     for start, end in zip(starts, np.append(starts[1:], len(inputs)), strict=True):
         whole = range(start, end, length)
         kept += whole
@@ -402,7 +402,7 @@ def check_windows(places: int, length: int, folder: Path) -> None:
     Raises:
       JaxpflError: if the windows do not fit.
     """
-    check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
+    check_fits(f"{folder} ({places} windows as long as the longest sequence, {length} tokens)", 8 * places * length)
 
 
 def windows(
@@ -425,7 +425,7 @@ def windows(
       every: whether to label each position of a sequence.
 
     Returns:
-      Inputs [n, length] int32 and labels [n] int32; with ``every``, labels [n, length] int32, -1 for none.
+      Inputs [n, length] int32 and labels [n] int32; with ``every``, labels [n, length] int32, -1 for no label.
     """
     contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros((0, length) if every else 0, np.int32)]
     for sequence, target, counted in _aligned(x, y, whose):

@@ -4,10 +4,11 @@ The writers of MNIST's digits were recovered by QMNIST (Yadav and Bottou 2019, "
 writers of the test set are not in the training set. `unseen` returns these writers as new clients, and the partition
 "natural" splits each training writer's digits by ``test_share``.
 
-School has the exam scores of 15,362 pupils of 139 London schools, a regression from 28 features. ``school/school.mat``
-is the file of the multi-task literature: a MATLAB 5 file with one cell per school in ``X`` (pupils x 28) and in ``Y``
-(pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
-Regularization". Liu et al. 2022 use the data under differential privacy, https://arxiv.org/abs/2206.07902.
+The data set ``school`` contains the exam scores of 15,362 pupils of 139 London schools, for a regression on 28
+features. ``school/school.mat`` is the file used in the literature on multi-task learning: a MATLAB 5 file with one cell
+per school in ``X`` (pupils x 28) and in ``Y`` (pupils x 1, scores of 1 to 70). References: Zhou, Chen and Ye 2011,
+"MALSAR: Multi-tAsk Learning via StructurAl Regularization"; Liu et al. 2022, who use the data under differential
+privacy, https://arxiv.org/abs/2206.07902.
 """
 
 from __future__ import annotations

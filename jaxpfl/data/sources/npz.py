@@ -293,7 +293,7 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
         if own is None or own.shape != labels.shape[:1] or own.dtype.kind not in "biuSU":
             raise JaxpflError(
-                f"{path}: {key}_{part} must have a user, as integer or text, for each of {labels.shape[0]} examples"
+                f"{path}: {key}_{part} must have a user (integer or string) for each of {labels.shape[0]} examples"
             )
     return key
 

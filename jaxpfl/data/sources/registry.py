@@ -21,7 +21,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
-_PLANTED = "drawn: clusters of clients with a logistic regression each; planted:clients=50,clusters=5,... changes it"
+_PLANTED = "synthetic clients in clusters with logistic regressions; also planted:clients=50,clusters=5,..."
 
 
 def load(
@@ -54,7 +54,7 @@ def load(
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
-        Paths are absolute, or relative to the current folder or the data directory, as `base.data_folder` says.
+        Paths are absolute, or relative to the current folder or the data directory (see `base.data_folder`).
       data_dir: data directory, as in `data_directory`.
       standardize: whether to subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), for each channel, as is customary; both numbers are considered public. Otherwise pixels

@@ -1,4 +1,4 @@
-"""Features of a table: the columns that become features, and the values that replace missing ones.
+"""Features of a table: the columns that become features, and the replacements for missing values.
 
 A column of numbers is one feature, and so is a column of dates (days since 1970). A column of strings becomes one 0/1
 feature per distinct string (level). A column with missing values has one more feature, which is 1 where the value is
@@ -130,7 +130,7 @@ class TableColumns(NamedTuple):
 
     @property
     def gaps(self) -> list[tuple[Column, slice]]:
-        """Each column with gaps, with the slice of its features; the last feature of the slice is the indicator."""
+        """Columns with gaps, each with the slice of its features; the last feature indicates missing values."""
         ends = np.cumsum([len(column.feature_names) for column in self.columns]).tolist()
         places = [slice(end - len(own.feature_names), end) for own, end in zip(self.columns, ends, strict=True)]
         return [(own, place) for own, place in zip(self.columns, places, strict=True) if own.gaps]

@@ -34,9 +34,9 @@ class TableOptions(NamedTuple):
       target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
       missing: "refuse" to raise an error if a value is missing; "drop" to leave out rows with missing values, with a
-        warning; "impute" to replace missing values of a column by the median or the most frequent text of all clients'
-        training rows, and to add a feature that indicates missing values; or "impute-client" to use each client's own
-        training rows instead.
+        warning; "impute" to replace missing values of a column by the median or the most frequent string in all
+        clients' training rows, and to add a feature that indicates missing values; or "impute-client" to use each
+        client's own training rows instead.
       ignore: columns that do not become features.
       missing_words, encoding: arguments of `csv_text.read`.
       date: columns of dates, which become numbers of days.
@@ -63,7 +63,7 @@ class TableOptions(NamedTuple):
 
     @property
     def changed(self) -> str:
-        """Return the name of the first option that differs from its default, or ""."""
+        """Name of the first option that differs from its default, or ""."""
         pairs = zip(self._fields, self, TableOptions._field_defaults.values(), strict=True)
         return next((name for name, value, default in pairs if value != default), "")
 
@@ -134,7 +134,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         pairs = np.unique(np.stack([persons, persons if users is None else users]), axis=1)
         shared, count = int((np.bincount(pairs[0]) > 1).sum()), persons.max() + 1
         if shared:
-            holds = f"{shared} of {count} texts in column {shown(options.person)}"
+            holds = f"{shared} of {count} persons in column {shown(options.person)}"
             warn(f"{path}: {holds} are in several clients, each of which splits its own rows")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)

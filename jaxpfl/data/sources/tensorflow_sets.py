@@ -133,7 +133,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         for record in (records[i] for i in range(len(records))):
             images.append(np.asarray(record[image]))
             labels.append(int(record[label]))
-            if len(images) == 1:  # memory for all images as bytes, stacked, as floats, and standardised
+            if len(images) == 1:  # memory for all images as bytes, stacked, as floats, and standardized
                 check_fits(whose, 10 * images[0].nbytes * len(records))
     except JaxpflError:
         raise

@@ -49,7 +49,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         raise JaxpflError(f"{folder}: {found}: text:FOLDER must be a folder with a file or subfolder for each client")
     clients = {entry.name: list(_files(entry)) for entry in _entries(folder)}
     if not clients:
-        raise JaxpflError(f"{folder} holds no file or subfolder: each would be a client")
+        raise JaxpflError(f"{folder} contains no file or subfolder, so there are no clients")
     size = sum(file.stat().st_size for files in clients.values() for file in files)
     check_fits(folder, 10 * size)  # memory for the text, and for its tokens twice as int32
     texts = {client: b"".join(map(_read, files)) for client, files in clients.items()}

@@ -32,7 +32,7 @@ class TokenCounts(NamedTuple):
       indices: [nnz] int32, tokens, ascending for each user.
       counts: [nnz] int32, positive.
       users: [n], names or numbers of the users in the data.
-      vocabulary: [d], tokens as text.
+      vocabulary: [d], tokens as strings.
     """
 
     indptr: np.ndarray
@@ -66,8 +66,8 @@ class TokenCounts(NamedTuple):
 
         Tokens are sorted by decreasing frequency; ties keep their order in the vocabulary.
 
-        The choice of tokens depends on all users, and no privacy claim covers this choice: private estimates need a
-        public vocabulary.
+        The choice of tokens depends on all users, and no privacy claim covers it. Private estimates need a public
+        vocabulary.
         """
         totals = np.bincount(self.indices, self.counts, len(self.vocabulary))
         chosen = np.argsort(-totals, kind="stable")[:tokens]
@@ -112,7 +112,7 @@ class Part(NamedTuple):
 
 
 class HistogramSplit(NamedTuple):
-    """Users split into three groups: for the estimation, for validation, and unseen in the estimation."""
+    """Users split into three groups: for the estimation, for validation, and unseen (used in neither)."""
 
     users: Part
     validation: Part
@@ -176,7 +176,7 @@ def split(
 
 
 class DirichletMixture(NamedTuple):
-    """A mixture of Dirichlet distributions with centres P [k, d], shares w [k], and concentration alpha."""
+    """A mixture of Dirichlet distributions with centers P [k, d], shares w [k], and concentration alpha."""
 
     centers: np.ndarray
     shares: np.ndarray
@@ -194,9 +194,9 @@ class Drawn(NamedTuple):
 def zipf_mixture(
     rng: np.random.Generator, tokens: int, clusters: int, alpha: float, spread: float = 1.0
 ) -> DirichletMixture:
-    """Return a mixture with equal shares, whose centres ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
+    """Return a mixture with equal shares, whose centers ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
 
-    The centres are word frequencies by Zipf's law, with log-normal noise for each cluster.
+    The centers are word frequencies by Zipf's law, with log-normal noise for each cluster.
 
     Raises:
       JaxpflError: if alpha is not positive, or the spread is negative.
@@ -269,7 +269,7 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:
-    """Load token counts of the users of a public chat from ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
+    """Load token counts of Ubuntu's IRC users from ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
 
     The archive has ``indptr``, ``indices``, ``counts`` (compressed sparse rows) and ``vocab``. Users without tokens are
     left out.

@@ -2,7 +2,7 @@ r"""Normal means with a regression on covariates: the area model of Fay and Herr
 
 Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. Let
 :math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i` and :math:`C = \sum_i z_i z_i^\top / V_i`, and let beta be estimated
-by generalised least squares. The empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i -
+by generalized least squares. The empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i -
 z_i^\top \hat\beta)`. To the order 1/m its mean squared error is :math:`g_1 + g_2 + g_3`,
 
 .. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
@@ -12,7 +12,7 @@ where g_1 is due to theta_i itself, g_2 to the estimated beta, and g_3 to the es
 the fitted A is too small by g_3. For ML, g_1 is too small by a further :math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j
 z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, which is the bias of A times the derivative of g_1 with respect to A.
 
-The fitted A maximises the likelihood, which may have several maxima. The search therefore finds the best value on a
+The fitted A maximizes the likelihood, which may have several maxima. The search therefore finds the best value on a
 grid, and then a root of the derivative near this value. Each step of the search needs sums over clients of p^2
 products, which clients can send in messages of fixed size. No message of fixed size is enough for the whole fit.
 
@@ -82,7 +82,7 @@ class AreaMeans(NamedTuple):
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
       g1, g2, g3: terms of the mean squared error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
       shrinkage: the fraction B by which ``mean`` moves from the estimate towards the regression, [m].
-      residual: standardised residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
+      residual: standardized residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
       log_likelihood: log likelihood, []. For REML this is the restricted likelihood of the residuals in an orthonormal
@@ -199,7 +199,7 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
 
 
 def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
-    """Refuse a column that is a linear combination of the intercept and earlier columns, unless values are traced.
+    """Check that no column is a linear combination of the intercept and earlier columns, unless values are traced.
 
     Raises:
       JaxpflError: if there is such a column; the message gives its index.
@@ -277,7 +277,7 @@ class _Fitted(NamedTuple):
 
 
 def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
-    """Generalised least squares of y on the columns Q [m, p] for one value of A and squared standard errors D [m]."""
+    """Generalized least squares of y on the columns Q [m, p] for one value of A and squared standard errors D [m]."""
     w = 1 / (A + D)
     factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
     b = cho_solve((factor, True), Q.T @ (w * y))

@@ -3,7 +3,7 @@ r"""Linear regression for clients whose coefficients lie in one unknown subspace
 .. math:: y_i = X_i B w_i + e_i, \quad e_i \sim N(0, \sigma^2 I), \quad B \in R^{d \times k}, \quad w_i \in R^k
 
 B is the common representation, and w_i is the head of client i. The rank k <= d is given. A client sends a `Message`
-with :math:`A_i = X_i^T X_i` and :math:`b_i = X_i^T y_i`. `em` assumes :math:`w_i \sim N(0, I)` and maximises the
+with :math:`A_i = X_i^T X_i` and :math:`b_i = X_i^T y_i`. `em` assumes :math:`w_i \sim N(0, I)` and maximizes the
 marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_i = M_i^{-1} B^T b_i / \sigma^2` and
 :math:`S_i = M_i^{-1} + \hat w_i \hat w_i^T`, the new B solves
 
@@ -12,7 +12,7 @@ marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_
 and is then multiplied by the Cholesky factor of the mean of S_i, which accelerates EM (parameter expansion: Liu, Rubin
 and Wu 1998).
 
-`alternating` minimises the squared errors alternately over the heads and over B, as the papers below do. Its heads are
+`alternating` minimizes the squared errors alternately over the heads and over B, as the papers below do. Its heads are
 least-squares solutions, it uses :math:`S_i = \hat w_i \hat w_i^T`, and it makes the columns of B orthonormal. With
 fewer than k examples, the least-squares head is not unique; with few examples, it is inaccurate. In `em`, heads are
 shrunk towards zero, which avoids both problems.

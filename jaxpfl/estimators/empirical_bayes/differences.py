@@ -7,11 +7,11 @@ proportional to one variance, pooled with nu degrees of freedom. At the true lam
 distribution with m - 1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the
 analysis of variance. If clients have different variances, the test is Welch's.
 
-To find an endpoint of the interval, first solve for the lambda at which Q / (m - 1) equals a quantile of F. Then
-multiply this lambda by the ratio of that quantile to the same quantile of chi-square / (m - 1). The ratio is needed
-because lambda's uncertainty includes the uncertainty of the pooled variance, while the uncertainty of a large st2 does
-not. (For equal sizes this is the interval of Williams 1962. Its coverage is at least the nominal level, and close to
-it.)
+To find an endpoint of the interval for sigma_theta^2, the variance of the clients' parameters, first solve for the
+lambda at which Q / (m - 1) equals a quantile of F. Then multiply this lambda by the ratio of that quantile to the same
+quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the uncertainty of the
+pooled variance, while the uncertainty of a large sigma_theta^2 does not. (For equal sizes this is the interval of
+Williams 1962. Its coverage is close to the nominal level, and not below.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence

@@ -1,6 +1,6 @@
 r"""Maximum-likelihood weights of a mixture's known components: a convex problem, solved by an interior-point method.
 
-Let :math:`L_{ik}` be the density of client i's data under component k. The weights maximise :math:`\sum_i \log (L
+Let :math:`L_{ik}` be the density of client i's data under component k. The weights maximize :math:`\sum_i \log (L
 \pi)_i` over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi
 \ge 0`. The minimum is found by primal-dual Newton steps with a line search.
 

@@ -9,7 +9,7 @@ unbiased predictors are
 .. math:: \hat\mu_g = \hat\mu + q_g W_1 (\bar x_g - \hat\mu), \qquad
    \hat\theta_i = x_i - b_i (x_i - \hat\mu_g), \quad b_i = s_i^2 w_i,
 
-where :math:`\hat\mu` is estimated by generalised least squares. The variance of :math:`\hat\mu` is :math:`C^{-1}`,
+where :math:`\hat\mu` is estimated by generalized least squares. The variance of :math:`\hat\mu` is :math:`C^{-1}`,
 where :math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`.
 Here g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and B:
 
@@ -19,7 +19,7 @@ Here g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to 
 where I is the Fisher information of A and B. g_3 is counted twice because g_1 at the fitted A and B is too small by g_3
 on average. The mean squared error of mu_g has the same form, with b_i = 1 and without the term A b_i.
 
-The restricted likelihood is maximised by Newton steps from the best point of a grid of A and B. The result is compared
+The restricted likelihood is maximized by Newton steps from the best point of a grid of A and B. The result is compared
 with fits that have A = 0, B = 0, or both, and the fit with the largest likelihood is kept. A step needs a few sums over
 the clients of each group. No message of fixed size is enough for the whole fit.
 
@@ -66,20 +66,20 @@ class GroupMeans(NamedTuple):
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
       g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
       shrinkage: the fraction b by which ``mean`` moves from the estimate towards the group's mean, [m].
-      residual: standardised differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
+      residual: standardized differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
         holds.
       risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
       group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean towards mu,
         [G].
-      group_residual: standardised differences between the groups' weighted means and mu, [G]; N(0, 1) if the model
+      group_residual: standardized differences between the groups' weighted means and mu, [G]; N(0, 1) if the model
         holds.
       log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
       p_value: probability of a Q at least as large if A is zero, [].
       ratio: twice the difference between the log likelihoods of the fit and of the fit with B = 0, [].
       group_p_value: probability of a ratio at least as large if B is zero, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many groups. It is 1 if B = 0 maximises the
+        chi-square with one degree of freedom, which is accurate for many groups. It is 1 if B = 0 maximizes the
         likelihood.
       labels: the clients' labels, if the data came in a data frame.
     """
@@ -262,7 +262,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Maximise from a grid point; return the spreads and their log likelihood. A spread of zero stays zero."""
+        """Maximize from a grid point; return the spreads and their log likelihood. A spread of zero stays zero."""
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 

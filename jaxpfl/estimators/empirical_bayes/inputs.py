@@ -42,7 +42,7 @@ def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """Refuse an array with a masked entry.
+    """Check that an array has no masked entry.
 
     Raises:
       JaxpflError: if there is a masked entry; the message gives the index of the first one.
@@ -86,7 +86,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
 
 
 def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
-    """Convert names to an index for each row, and the sorted distinct names (None if ``number`` is given).
+    """Return the index of each row's name, and the sorted distinct names (None if ``number`` is given).
 
     Args:
       name: name of the argument.

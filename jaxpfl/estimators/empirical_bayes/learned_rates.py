@@ -1,7 +1,7 @@
 r"""Credible intervals for probabilities and rates, which account for the uncertainty of the learned population.
 
 This module is the counterpart of `learned_gaussian` for counts, including counts of rare events. It runs on the host,
-with SciPy. The population's two parameters are discretised on a grid. Each grid point is weighted by its prior and by
+with SciPy. The population's two parameters are discretized on a grid. Each grid point is weighted by its prior and by
 the likelihood of all clients' counts. A client's posterior is then a mixture of conjugate distributions, and the
 interval's endpoints are quantiles of the mixture.
 

@@ -1,7 +1,7 @@
 r"""Empirical Bayes for normal means with known, unequal standard errors.
 
 Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own parameter, with the prior :math:`\theta_i \sim
-G`. G is fitted, within a family of priors, by maximising the marginal likelihood of all clients. The personalised
+G`. G is fitted, within a family of priors, by maximizing the marginal likelihood of all clients. The personalized
 estimate is the posterior mean under G.
 
 =============== ========================================================= ====================
@@ -166,7 +166,7 @@ class NormalMeans(NamedTuple):
     Attributes:
       x, s: estimates and their standard errors, [m] each.
       prior: the fitted prior.
-      mean: posterior means, the personalised estimates, [m].
+      mean: posterior means, the personalized estimates, [m].
       sd: posterior standard deviations, [m].
       lfsr: local false sign rates, min(P(theta <= 0), P(theta >= 0)), [m].
       shrinkage: 1 - sd^2 / s^2, [m]: one minus the derivative of the posterior mean with respect to x. Under a normal
@@ -269,7 +269,7 @@ def ebnm(
 
     This function works under ``jax.jit``, and under ``jax.vmap`` over problems. The following are static: the family,
     the number of components, and whether the center is learned. Results have JAX's floating-point type. In double
-    precision (``jax.enable_x64(True)``) the likelihood is maximised to 1e-9, in single precision to about 1e-4. With
+    precision (``jax.enable_x64(True)``) the likelihood is maximized to 1e-9, in single precision to about 1e-4. With
     more than 16384 clients, weights on a grid are fitted to 4096 bins of clients.
 
     Args:

@@ -8,7 +8,7 @@ A_i L / \sigma^2` and :math:`g_i = b_i - A_i \mu`, the posterior of the client's
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
-`em` fits mu, Sigma and sigma^2 by maximising the clients' marginal likelihood. A step first updates mu by generalised
+`em` fits mu, Sigma and sigma^2 by maximizing the clients' marginal likelihood. A step first updates mu by generalized
 least squares, given the current Sigma and sigma^2, and then
 
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
@@ -154,7 +154,7 @@ def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterio
 
 
 def _generalised(population: Coefficients, root: Array, messages: Message) -> Array:
-    """Mean by generalised least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, where V depends on ``population``."""
+    """Mean by generalized least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, where V depends on ``population``."""
 
     def weighed(sent: Message) -> tuple[Array, Array]:
         shrunk = sent.gram @ _posterior(population, root, sent).covariance / population.noise

@@ -23,7 +23,7 @@ rate and the value predicted by the regression,
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If the
+The likelihood is maximized over beta and n_0 (or a) together, starting from the regression without spread. If the
 likelihood is largest without spread, every client's estimate is the regression's value. A step of the fit needs sums
 over clients of the likelihood's derivatives with respect to all parameters. No message of fixed size is enough for the
 whole fit.
@@ -224,7 +224,7 @@ def ebbinomial(
 
     Raises:
       JaxpflError: if ``successes`` or ``trials`` are not integers in these ranges; if there are fewer than two clients;
-        if there are no successes or no failures, because then no prior maximises the likelihood; if every client has a
+        if there are no successes or no failures, because then no prior maximizes the likelihood; if every client has a
         single trial, because then the spread cannot be estimated; if the prior is unknown; or if weights are not
         nonnegative numbers, or too few clients have a positive weight. Inside a JAX transformation, values are not
         checked.
@@ -405,7 +405,7 @@ class RegressedRates(NamedTuple):
 
     @property
     def mean(self) -> Array:
-        """Posterior means, the personalised estimates, [m]."""
+        """Posterior means, the personalized estimates, [m]."""
         return self.rates.mean
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
@@ -432,7 +432,7 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
       JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers or are linearly dependent; if
         the data-frame indexes of counts and covariates name different clients; if there are not at least two more
         clients than coefficients; or if covariates separate all successes from all failures, so that no coefficients
-        maximise the likelihood. Inside a JAX transformation, values are not checked.
+        maximize the likelihood. Inside a JAX transformation, values are not checked.
     """
     return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
 

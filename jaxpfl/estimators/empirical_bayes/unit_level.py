@@ -14,7 +14,7 @@ best linear unbiased predictor and the terms of its mean squared error, to the o
 where g_1 is the error at known parameters, g_2 is due to the estimated beta (with covariance Phi), and g_3 is due to
 the two estimated variances. Here :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`,
 where V is the inverse of the variances' Fisher information. At the fitted variances, g_1 is too small by g_3 on
-average. The restricted likelihood is maximised over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
+average. The restricted likelihood is maximized over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
 A client sends n_i, the means of its samples and covariates, and sums of squares and products about these means. A step
 of the fit needs the totals of these sums over all clients, and sums over clients of the means' squares with weights
@@ -66,7 +66,7 @@ class UnitMeans(NamedTuple):
       g1, g2, g3: terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3.
       shrinkage: fraction 1 - gamma by which ``mean`` moves from the client's own estimate towards the regression, [m].
       effect: predictions of v_i, [m].
-      residual: standardised residuals of the clients' means about the regression, [m]; N(0, 1) if the model holds.
+      residual: standardized residuals of the clients' means about the regression, [m]; N(0, 1) if the model holds.
       beta: coefficients, [p].
       beta_covariance: covariance of ``beta`` at the fitted variances, [p, p].
       between: variance sigma_v^2 between clients, [], which may be zero.
@@ -74,7 +74,7 @@ class UnitMeans(NamedTuple):
       log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
       ratio: twice the difference between the log likelihoods of the fit and of the fit with sigma_v = 0, [].
       p_value: probability of a ratio at least as large if clients do not differ, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if sigma_v = 0 maximises the
+        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if sigma_v = 0 maximizes the
         likelihood.
       labels: the clients' names; None if the number of clients was given.
     """

@@ -4,7 +4,7 @@ User u has m_u tokens, with counts c_u over a vocabulary of d tokens. The user's
 m_u. The aim is to estimate the user's own distribution Q_u; the loss is KL(Q_u || estimate).
 
 Zeros in an estimate make the loss infinite. Entries of an estimate below a floor s are therefore set to s, and the
-estimate is normalised again (`floored`). All methods use the same s, because s largely determines the loss of local
+estimate is normalized again (`floored`). All methods use the same s, because s largely determines the loss of local
 histograms.
 
 Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
@@ -134,7 +134,7 @@ def histograms(block: Users | Array) -> Array:
 
 
 def floored(p: Array, floor: Scalar) -> Array:
-    """``max(p, s)`` normalised along the last axis, in the dtype of p."""
+    """``max(p, s)`` normalized along the last axis, in the dtype of p."""
     p = jnp.maximum(p, jnp.asarray(floor, p.dtype))
     return p / p.sum(axis=-1, keepdims=True)
 

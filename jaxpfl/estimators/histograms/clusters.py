@@ -3,7 +3,7 @@ r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Al
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
 Here P_k are the centers, and Qhat_u is user u's histogram. In each round, every user is assigned to the nearest center.
-A center then becomes the mean histogram of its users, which minimises the sum of their divergences. The objective
+A center then becomes the mean histogram of its users, which minimizes the sum of their divergences. The objective
 therefore never increases, except by the effect of the floor. IFCA takes a gradient step towards this mean.
 """
 
@@ -76,7 +76,7 @@ def cluster(
       users: users to be clustered.
       start: initial centers, [k, d].
       rounds: number of rounds T.
-      floor: lower bound s on a token's probability, before normalisation (`floored`).
+      floor: lower bound s on a token's probability, before normalization (`floored`).
       rate: step size towards the users' mean. If 1, a center without users becomes uniform, as in the paper; otherwise
         such a center keeps its value.
       complete: function applied to the means [k, d] before they become centers (`token_mask`).
@@ -124,7 +124,7 @@ def far_apart(
       clusters: number of centers k.
       temperature: temperature t >= 0. If zero, users are drawn uniformly; if infinite, the user with the largest
         divergence is chosen.
-      floor: lower bound s on a token's probability, before normalisation (`floored`).
+      floor: lower bound s on a token's probability, before normalization (`floored`).
       direction: direction of the divergence.
     """
 

@@ -6,7 +6,7 @@ In cluster k with parameters :math:`a_k = \alpha_k P_k`, counts c_u of m_u token
    \qquad A_k = \sum_x a_{kx}
 
 and the posterior mean of Q_u, given the cluster and the counts, is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM
-alternates between responsibilities and Minka's fixed-point step. This step maximises a lower bound on the likelihood,
+alternates between responsibilities and Minka's fixed-point step. This step maximizes a lower bound on the likelihood,
 so the likelihood never decreases:
 
 .. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}

@@ -37,13 +37,13 @@ from jaxpfl.privacy.descriptions import combined
 from jaxpfl.privacy.noise import add_gaussian
 
 MASS_WEIGHT = 0.25
-"""Weight w of the masses, which need little precision because centers are normalised. The value 0.25 increases the
+"""Weight w of the masses, which need little precision because centers are normalized. The value 0.25 increases the
 noise on the sums by 3 %.
 """
 NEIGHBOURS = 51
 """Number of tokens of similar frequency for which centers have the same assumed variance relative to the mean."""
 REACH = 1.0
-"""Public clipping norm C of the standardised histograms."""
+"""Public clipping norm C of the standardized histograms."""
 LEAST = 0.1
 """Constant b of `standard_weights` times the number d of tokens. For tokens whose share is below a tenth of the mean
 share, weights hardly grow further.
@@ -126,7 +126,7 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
     Here S_k and M_k are the sums and the mass of cluster k, and t_x is the centers' variance about the mean for token
-    x. A few noisy clusters give little information about the variance for one token, so t_x is modelled as :math:`r_x
+    x. A few noisy clusters give little information about the variance for one token, so t_x is modeled as :math:`r_x
     \bar q_x`, where qbar is the private mean. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most
     similar means: from the centers' squared distances to the mean minus the noise variance, weighted by the clusters'
     masses. If noise explains the distances, r_x is zero and the entry equals the mean.
@@ -180,7 +180,7 @@ def cluster(
       radius: clipping norm C.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``, which determines the weight of ``first`` relative to the rounds.
-      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
+      floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
       rate: step size towards the users' noisy mean.
@@ -212,9 +212,9 @@ def cluster(
 
 
 def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
-    r"""Denoise every token's share by its empirical-Bayes posterior mean, [d], floored and normalised.
+    r"""Denoise every token's share by its empirical-Bayes posterior mean, [d], floored and normalized.
 
-    The noisy value y_x is normal about the share p_x with a known variance v_x. The shares are modelled as draws from
+    The noisy value y_x is normal about the share p_x with a known variance v_x. The shares are modeled as draws from
     an unknown prior, a mixture of normal distributions with means g_j and standard deviations h g_j. The means are
     equally spaced on the logarithmic scale, with step h. EM finds the maximum-likelihood weights w_j, and the estimate
     is the posterior mean:
@@ -234,7 +234,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     Args:
       noisy: noisy shares, [d].
       stddev: standard deviation of the noise, [] or [d], positive.
-      floor: lower bound s on a share, before the shares are normalised (`floored`).
+      floor: lower bound s on a share, before the shares are normalized (`floored`).
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
@@ -273,7 +273,7 @@ def denoised_mean(known: MeanEstimate, floor: Scalar) -> Array:
 
 
 def standard_weights(mean: Array) -> Array:
-    """Standardising weights w, [d], from a private mean [d]."""
+    """Standardizing weights w, [d], from a private mean [d]."""
     return 1 / jnp.sqrt(mean + LEAST / len(mean))
 
 
@@ -286,7 +286,7 @@ def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Sc
     L2 norm.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
-    sums = add_gaussian(key, exact * weights, noise * REACH, "standardised sums of a round") / weights
+    sums = add_gaussian(key, exact * weights, noise * REACH, "standardized sums of a round") / weights
     return Release(sums, sums.sum(axis=1))
 
 
@@ -304,13 +304,13 @@ def cluster_standardised(
     floor: Scalar,
     spread: Scalar = 1.0,
 ) -> Array:
-    r"""Run private Algorithm 2 with standardised sums, which have less noise on rare tokens; return centers [k, d].
+    r"""Run private Algorithm 2 with standardized sums, which have less noise on rare tokens; return centers [k, d].
 
     A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`. Noise of equal size on all tokens therefore
-    harms the centers mostly at rare tokens. Histograms are standardised by the private mean, as in DimRed and in the
+    harms the centers mostly at rare tokens. Histograms are standardized by the private mean, as in DimRed and in the
     second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w \circ \hat
     Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`. The weights
-    depend only on released vectors. Most standardised histograms have norms between two and five, and few have norms
+    depend only on released vectors. Most standardized histograms have norms between two and five, and few have norms
     below one. With C = 1, nearly all histograms are therefore scaled down to norm 1, so that users have the same
     influence.
 
@@ -332,7 +332,7 @@ def cluster_standardised(
       radius: clipping norm C of ``first``.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``.
-      floor: lower bound s on an entry of a center, before the center is normalised (`floored`).
+      floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
     """

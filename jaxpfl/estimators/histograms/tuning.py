@@ -50,7 +50,7 @@ def nearest_center(centers: Array) -> Personal:
 def between(centers: Array, steps: int = 30) -> Personal:
     r"""Make the function that returns a convex combination of the centers [k, d] for each user.
 
-    Each user fits the weights to its own counts by maximising the likelihood of its tokens. EM starts from equal
+    Each user fits the weights to its own counts by maximizing the likelihood of its tokens. EM starts from equal
     weights and iterates, with the user's histogram :math:`\hat Q_u`,
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
@@ -135,7 +135,7 @@ def tuned(
       candidates: values to choose from, [g].
       point: estimates to fine-tune (see `toward`), computed once for all candidates.
       weight: `fixed` or `size_weight`.
-      floor: lower bound s on a token's probability, before normalisation (`floored`).
+      floor: lower bound s on a token's probability, before normalization (`floored`).
 
     Returns:
       The best candidate [] and the mean loss of every candidate [g].

@@ -1,4 +1,4 @@
-"""Compression of uploads: quantisers, the total-variation update, codes and error feedback."""
+"""Compression of uploads: quantizers, the total-variation update, codes and error feedback."""
 
 from jaxpfl.uploads.compression import codes, quantizers, total_variation
 from jaxpfl.uploads.compression.compressors import COMPRESSORS, Compressor, resolve

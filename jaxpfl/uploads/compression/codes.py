@@ -45,7 +45,7 @@ def position_bits(sent: Array) -> Array:
     place = jnp.arange(1, sent.shape[0] + 1, dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(sent, place, 0))
     gaps = place - jnp.concatenate([jnp.zeros(1, jnp.int32), last[:-1]])
-    # The number plus one is coded, because the Elias gamma code has no word for zero.
+    # The number of positions plus one is coded, because the Elias gamma code has no word for zero.
     return elias_bits(sent.sum(dtype=jnp.int32) + 1) + jnp.where(sent, elias_bits(gaps), 0).sum()
 
 

@@ -9,7 +9,7 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 - ``uniform:bits=4``: each entry is rounded at random to one of 2^bits levels; unbiased.
 - ``tv:gamma=0.1``: the total-variation update (`total_variation`) is sent in the run-length code. Gamma has the units
   of a client's increment and therefore no default. After t finished rounds, :math:`\gamma / \sqrt{t + 1}` is used
-  instead of gamma; ``decay=false`` keeps gamma constant. With ``codebook=3``, the update is also quantised to a
+  instead of gamma; ``decay=false`` keeps gamma constant. With ``codebook=3``, the update is also quantized to a
   codebook of three numbers.
 - ``codebook:size=3``: each entry is rounded to the nearest of three numbers, which are fitted to the vector, and sent
   in the run-length code.

@@ -1,6 +1,6 @@
-r"""Quantisers and sparsifiers of vectors, with the exact lengths of their messages.
+r"""Quantizers and sparsifiers of vectors, with the exact lengths of their messages.
 
-`quantize`: k-bit quantisation of a number in [-b, b], by stochastic rounding to 2^k levels.
+`quantize`: k-bit quantization of a number in [-b, b], by stochastic rounding to 2^k levels.
 
 .. math:: z = \frac{(x + b) L}{2 b}, \qquad L = 2^k - 1, \qquad
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
@@ -66,7 +66,7 @@ class Compressed(NamedTuple):
 
 
 def check_bits(bits: int) -> int:
-    """Return the number of bits if the quantiser supports it.
+    """Return the number of bits if the quantizer supports it.
 
     Raises:
       JaxpflError: if the number is below 1 or above `MOST_BITS`.
@@ -77,7 +77,7 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Quantise each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message.
+    """Quantize each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message.
 
     Raises:
       JaxpflError: if the number of bits is not supported (`check_bits`).
@@ -103,7 +103,7 @@ def values(sent: Array, b: Scalar, bits: int) -> Array:
 
 
 def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Quantise x to 2^bits levels; entries in [-b, b] are preserved in expectation.
+    """Quantize x to 2^bits levels; entries in [-b, b] are preserved in expectation.
 
     Raises:
       JaxpflError: if the number of bits is not supported (`check_bits`).
@@ -112,7 +112,7 @@ def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
 
 
 def variance_bound(b: Scalar, bits: int) -> Array:
-    """Upper bound ``b^2 / L^2`` on the variance of a quantised entry, where L = 2^bits - 1, [].
+    """Upper bound ``b^2 / L^2`` on the variance of a quantized entry, where L = 2^bits - 1, [].
 
     Raises:
       JaxpflError: if the number of bits is not supported (`check_bits`).
@@ -121,9 +121,9 @@ def variance_bound(b: Scalar, bits: int) -> Array:
 
 
 def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Array:
-    r"""Expected quantisation variance of an entry x ~ N(mean, variance), if clipping to [-b, b] is neglected.
+    r"""Expected quantization variance of an entry x ~ N(mean, variance), if clipping to [-b, b] is neglected.
 
-    Let L = 2^bits - 1, and let h = 2b / L be the distance between levels. The quantisation variance of an entry x is
+    Let L = 2^bits - 1, and let h = 2b / L be the distance between levels. The quantization variance of an entry x is
     h^2 f (1 - f), where f is the fractional part of (x + b) / h. From the Fourier series f (1 - f) = 1/6 - sum_k
     cos(2 pi k f) / (pi k)^2, the expected variance is
 
@@ -222,7 +222,7 @@ def top_k_bits(value: Array) -> Array:
 
 
 def codebook(x: Array, k: int, steps: int = STEPS) -> Compressed:
-    """Quantise x [d]: each entry becomes the nearest of k centers; NaN if x is not finite.
+    """Quantize x [d]: each entry becomes the nearest of k centers; NaN if x is not finite.
 
     Implements: Zhao et al., section III, codes.
     """
@@ -261,7 +261,7 @@ def nearest(x: Array, centers: Array) -> Array:
 
 def _place(x: Array, centers: Array) -> Array:
     low, high = _ranks(centers[:-1]), _ranks(centers[1:])
-    # If two centers are neighbouring floats, their midpoint rounds to one of them, which must not be the higher.
+    # If two centers are neighboring floats, their midpoint rounds to one of them, which must not be the higher.
     below = jnp.minimum(_ranks(centers[:-1] / 2 + centers[1:] / 2), high - 1)
     return jnp.searchsorted(jnp.maximum(low, below), _ranks(x))
 

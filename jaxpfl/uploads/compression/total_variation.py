@@ -3,7 +3,7 @@ r"""Total-variation update: a proximal map from a gradient to a piecewise consta
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
 This is one-dimensional total-variation denoising of g with a zero boundary, u_{d+1} = 0. The dual variable w has one
-number for each pair of neighbouring entries. It satisfies, with w_0 = 0,
+number for each pair of neighboring entries. It satisfies, with w_0 = 0,
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
@@ -15,7 +15,7 @@ graph. Let a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if 
 otherwise u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then each
 segment is cut at the best constant value for this segment. If all its entries are on one side of this cut, u is
 constant on the segment. Otherwise the segment is divided into parts above and below the cut, which are coupled to their
-neighbours only through +-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can
+neighbors only through +-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can
 be computed by an associative scan. A round, which cuts every segment once, takes four scans over all segments of all
 vectors. The number of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test
 vectors of length 61706.
@@ -68,7 +68,7 @@ class _Cut(NamedTuple):
     """Current segments, as arrays in the layout of `_blocks`.
 
     Attributes:
-      excess: g - u; at both ends of a segment, the +-gamma terms that couple neighbouring segments are added.
+      excess: g - u; at both ends of a segment, the +-gamma terms that couple neighboring segments are added.
       value: current value of u.
       starts: true for the first entry of a segment.
       edge: the dual variable w at the cuts between segments.

@@ -1,7 +1,8 @@
 r"""Robust aggregation: rules that replace the mean of the uploads, and the server that applies them.
 
-A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], one row for each of C
-slots. The mask ``valid`` [C] marks the n slots that the rule uses. The estimate has leaves [...] and is zero for n = 0.
+A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], one row (a client's
+upload) for each of the cohort's C slots. The mask ``valid`` [C] marks the n slots that the rule uses. The estimate has
+leaves [...] and is zero for n = 0.
 All clients have the same weight. A slot's vector consists of its rows in all leaves, so norms and distances are over
 all leaves. Slots that are not valid may have any values, including NaN.
 
@@ -13,7 +14,7 @@ Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. 
 
 The other rules use whole vectors. Krum assumes f attackers. Its score of :math:`x_i` is the sum of the squared
 distances from :math:`x_i` to the n - f - 2 nearest other vectors (to at least one); in a tie of scores, the first slot
-is selected. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the
+is selected. The geometric median minimizes :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the
 coordinatewise median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
@@ -225,7 +226,7 @@ class Aggregator(NamedTuple):
     """Rule for aggregating a round's uploads.
 
     Attributes:
-      name: name and arguments, as text.
+      name: name and arguments, as a string.
       rule: function that computes the estimate; None for the weighted mean.
       quorum: smallest number of uploads for which the rule's guarantee holds.
       trims: fraction of the values that is trimmed on each side; 0 for a rule that does not trim.
@@ -237,7 +238,7 @@ class Aggregator(NamedTuple):
     trims: float = 0.0
 
     def check(self, cohort: int) -> None:
-        """Refuse a cohort that is too small for the rule to have an effect or a guarantee.
+        """Check that a cohort is large enough for the rule to have an effect and its guarantee.
 
         Raises:
           JaxpflError: if the cohort is smaller than the quorum, or a rule that trims would trim no client.

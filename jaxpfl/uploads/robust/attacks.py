@@ -38,7 +38,7 @@ class Attack(NamedTuple):
     """Change that attackers make to their uploads or labels.
 
     Attributes:
-      name: name and arguments, as text.
+      name: name and arguments, as a string.
       change: function from a random key and a client's increment to the increment that the attacker uploads; None for
         an attack on the labels.
     """
