@@ -18,7 +18,9 @@ m clients of equal size,
 The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The formulas use only second moments,
 and are therefore valid for Bernoulli clients too, with s2 = E p(1-p) / n and st2 = Var p.
 
-Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
+The errors are exact, not only upper bounds.
+
+Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B.
 """
 
 from __future__ import annotations

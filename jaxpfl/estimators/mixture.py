@@ -102,8 +102,8 @@ def em(
       steps: number of EM steps, and number of steps of Lloyd's algorithm before EM.
       starts: number of runs of k-means++.
       floor: positive lower bound on sx2.
-      reach: data-independent bound on the norm of the centers; the fitted centers are projected onto this ball. Useful
-        when messages are noisy.
+      reach: data-independent bound on the norm of the centers, useful when messages are noisy. The fitted centers are
+        projected onto the ball of this radius.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:

@@ -218,7 +218,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         OF_NPZ,
         r"shape \(2, 4\) and type uint8 in x_test, but \(4, 4\) and uint8 in x_train",
     ),
-    (npz(users_train=Y[:2]), OF_NPZ, "users_train must have a user (integer or string) for each of 6 examples"),
+    (npz(users_train=Y[:2]), OF_NPZ, r"must have a user \(integer or string\) for each of 6 examples"),
     ({"own/a": b"four"}, of("text:own", window=4), "a has 4 bytes, but a window of 4 needs 5: use a shorter window"),
     ({"own/a": b"caf\xe9 noir"}, of("text:own", window=4), r"a: byte 3 is not UTF-8, b'\\xe9 no': save the text"),
     ({}, of("text:own", window=0), "window must be >= 1, got 0"),

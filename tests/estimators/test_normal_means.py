@@ -279,7 +279,7 @@ def test_values_beyond_single_precision_are_refused():
 
 
 def test_a_coarse_grid_is_said():
-    with pytest.raises(JaxpflWarning, match=r"npmle atoms are 5 apart, above the least s 1: use more components"):
+    with pytest.raises(JaxpflWarning, match=r"npmle atoms are 5 apart, above the smallest s 1: add components"):
         ebnm([0.0, 50.0, 20.0], 1.0, prior="npmle", components=11)
 
 

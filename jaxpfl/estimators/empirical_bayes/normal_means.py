@@ -309,7 +309,7 @@ def ebnm(
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
-            warn(f"npmle atoms are {step:.3g} apart, above the least s {float(errors.min()):.3g}: use more components")
+            warn(f"npmle atoms are {step:.3g} apart, above the smallest s {float(errors.min()):.3g}: add components")
     if center is None and alone:
         _warn_of_center(prior, own)
     at = jnp.asarray(0.0 if learned or center is None else center, own.dtype)

@@ -178,7 +178,7 @@ def unit_level(
 
 
 def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: bool) -> None:
-    """Refuse samples from which the two variances cannot both be estimated."""
+    """Check that both variances can be estimated from the samples."""
     sizes = np.bincount(index, minlength=m)
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")

@@ -16,7 +16,7 @@ Post-processing of released vectors costs no privacy; examples are shrinking cen
 choosing DimRed's candidate tokens.
 
 The settings C, k, T, w, s, the spread of the initial centers, and the vocabulary must be public. The guarantee does not
-cover the held-out users on whom lambda and alpha are tuned.
+cover the held-out users on whom fine-tuning chooses lambda or alpha (`tuning.tuned`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MASS_WEIGHT = 0.25
 noise on the sums by 3 %.
 """
 NEIGHBOURS = 51
-"""Number of tokens of similar frequency for which centers have the same assumed variance relative to the mean."""
+"""Number of tokens of similar frequency for which the centers' variance is assumed proportional to the mean."""
 REACH = 1.0
 """Public clipping norm C of the standardized histograms."""
 LEAST = 0.1
