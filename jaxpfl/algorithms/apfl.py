@@ -55,8 +55,8 @@ class Own(NamedTuple):
     Attributes:
       v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: the client's copy of the global model at the end of the client's last round, and a flag [], which is 0 before
-        the client's first round and 1 later; () if the copy is not kept.
+      w: the client's copy of the global model at the end of the client's last round, and a flag [] that is 0 before the
+        client's first round and 1 afterwards; () if clients do not keep the copy.
     """
 
     v: PyTree

@@ -94,7 +94,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
       JaxpflError: if local work is in epochs, or clients keep their optimizer states.
     """
     if work.epochs is not None:
-        raise JaxpflError("l2gd tosses a coin for each local step: set local_steps instead of local_epochs")
+        raise JaxpflError("l2gd requires equal numbers of steps: set local_steps instead of local_epochs")
     if work.keeps_optimizer:
         raise JaxpflError("l2gd does not support keep_optimizer: only one of its two kinds of rounds takes local steps")
     loss = batch_loss(task)

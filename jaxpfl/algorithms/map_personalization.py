@@ -151,7 +151,7 @@ def map_personalization(
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
-      prior: function that makes the prior from the hyper-parameters. These are a `MapHyper`, possibly with further
+      prior: function that makes the prior from the hyper-parameters, which are a `MapHyper`, possibly with further
         fields.
       estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
         ``Prior.fit`` to the uploaded models.

@@ -27,9 +27,9 @@ have the same minimizer if lambda is N times as large for the sum. With lambda =
 the same z, their mean, as in federated averaging.
 
 The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
-on tau (up to client drift). It contains |S| / N because a client outside the cohort has no gradient to balance the
-penalty. tau is the number of steps without stragglers. With a client optimizer other than SGD, delta is not a multiple
-of a gradient, and lambda has another scale. Weight decay is part of f_n.
+on tau (up to client drift). The weight also contains |S| / N, because a client outside the cohort has no gradient to
+balance the penalty. tau is the number of steps without stragglers. With a client optimizer other than SGD, delta is not
+a multiple of a gradient, and lambda has another scale. Weight decay is part of f_n.
 
 A parameter that is both shared and personal is the sum of two parameters, which are both trained. A parameter that is
 neither shared nor personal keeps its initial value, which the server sends in every message.

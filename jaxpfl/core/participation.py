@@ -112,7 +112,7 @@ def _lognormal(
 
 
 TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognormal": _lognormal}
-"""Factory functions of the time models by name; their arguments are keywords."""
+"""Factory functions of the time models by name; a time model's arguments are the function's keyword arguments."""
 
 
 class Participation(NamedTuple):
@@ -190,7 +190,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     """Poisson sampling: each client takes part with probability q, independently of the others.
 
     The cohort has ``cap`` slots. If more clients are drawn, a uniformly random subset of them takes part, and the
-    others are counted as left out. Privacy accounting must account for this truncation.
+    others are counted as left out. Privacy accounting must include this truncation.
 
     Args:
       num_clients: number m of clients.
@@ -273,8 +273,8 @@ def of(
       kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
-      cycle: number of rounds between two turns of a client, for cyclic cohorts. Each client of the block then
-        takes part with probability K * cycle / m. The default is ceil(m / K), and the whole block then takes part.
+      cycle: number of rounds between two turns of a client, for cyclic cohorts. Each client of the round's block then
+        takes part with probability K * cycle / m. The default is ceil(m / K), with which the whole block takes part.
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort or the cap is outside 1 ... m, full participation has a cohort

@@ -190,9 +190,8 @@ class Gradients(NamedTuple):
     """Numbers of gradient evaluations in a client's functions, as the method declares them.
 
     The unit is one backward pass through one model on one mini-batch. An objective with several terms in one model
-    counts once, and a step on k models counts k times. Forward passes alone are not counted. They compute, for example,
-    the losses by which a client chooses a cluster or weights examples, evaluation metrics, and AdaPeD's derivative with
-    respect to psi.
+    counts once, and a step on k models counts k times. Forward passes alone are not counted, for example for the choice
+    of a cluster, the weights of examples, evaluation metrics, and AdaPeD's derivative with respect to psi.
 
     Attributes:
       update: function that counts the gradients of a round in the cohort, ``(limit, message) -> [] int32``, where limit
@@ -248,7 +247,7 @@ class Server(NamedTuple):
       predict_global: function that predicts with the global model, ``(hp, state, x [n, ...]) -> logits``; None for a
         method without one global model.
       welcome: function that makes the message to a new client, ``(key, hp, ctx, state) -> Message``; the leaves of
-        ``per_client`` are [...]. If None, a new client receives the message of ``broadcast``.
+        ``Message.per_client`` are then [...]. If None, a new client receives the message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
@@ -264,7 +263,7 @@ def round_robin(client_ids: np.ndarray, groups: int) -> np.ndarray:
 
 
 def any_data(federation: Federation) -> None:
-    """Accept every federation."""
+    """Accept every federation; the default of ``Algorithm.check_data``."""
 
 
 class NoiseStream(NamedTuple):

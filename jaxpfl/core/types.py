@@ -178,7 +178,7 @@ class ClientData:
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
         if start.shape != size.shape or len(wrong):
             raise JaxpflError(
-                f"clients' examples must be among the {stored} stored ones: choose clients by federation.rows, not by "
+                f"a client's examples lie outside the store of {stored}: select clients by federation.rows, not by "
                 "slicing its arrays"
             )
 
@@ -309,7 +309,7 @@ class Federation(NamedTuple):
             places = np.flatnonzero(places)
         whole = np.issubdtype(places.dtype, np.integer) or not places.size
         if not whole or places.ndim != 1 or ((places < 0) | (places >= m)).any():
-            raise JaxpflError(f"rows must be integers from 0 to {m - 1} or a mask of {m}, got {shown(places.tolist())}")
+            raise JaxpflError(f"rows must be integers from 0 to {m - 1} or a mask [{m}], got {shown(places.tolist())}")
         places = places.astype(np.int64)
         names = self.client_names and Names(self.client_names).rows(places)
         train, validation, test = (split.rows(places) for split in self.all_splits)

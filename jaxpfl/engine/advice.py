@@ -108,7 +108,7 @@ def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
         name, values = next(iter(swept.items()))
         warn(
             f"{name} = {shown(values)} differs between runs whose seeds {shown(list(spec.seeds))} differ too, so "
-            f"effects are mixed: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
+            f"the effects are mixed: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
             strict=strict,
         )
 

@@ -424,7 +424,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
 
 
 def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
-    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe the noisy sums of a round of the method.
+    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe the noisy sums in a round of the method.
 
     Args:
       spec: settings of a run whose method uploads.

@@ -53,8 +53,8 @@ class Fit(NamedTuple):
       history: metrics of every round, each [S, rounds].
       rounds: rounds after which the clients were scored, [E].
       scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. They are NaN
-        for a client without validation examples; None if no client has any.
+      validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. A client
+        without validation examples has NaN. None if no client has validation examples.
       unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
       privacy: privacy plan of each run, [S], or the run's mechanism if examples are protected; the entry of a run
         without noise is None. None if the runs are not private.

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
     Attributes:
       members: rows of the group's clients in the federation, ascending, [size]; on the host.
-      rows: number of rows of the group's stack: its size, rounded up to a multiple of the number of devices.
+      rows: number of rows in the group's stack: the group's size, rounded up to a multiple of the number of devices.
       num_clients: number m of clients in the federation.
       only: true if there is no other group.
       places: row of each member in the group's stack, [size], on the host; None if member i has row i. With ``places``,

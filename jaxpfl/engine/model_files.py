@@ -366,7 +366,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
       JaxpflError: if the name is unknown, or if no name is given and there are several methods.
     """
     if name is None and len(known) != 1:
-        raise JaxpflError(f"{where} holds several methods: name one of {', '.join(known)}")
+        raise JaxpflError(f"{where} holds several methods: choose one of {', '.join(known)}")
     name = next(iter(known)) if name is None else name
     if name not in known:
         raise unknown_name(f"method of {where}", name, known)

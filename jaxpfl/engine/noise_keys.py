@@ -169,7 +169,7 @@ def _digests(keys: Key) -> set[bytes]:
 
 
 def without_key(state: RunState) -> RunState:
-    """The state with its noise key set to zero. It can be evaluated and exported, but not advanced."""
+    """The state with its noise key set to zero, which can be evaluated and exported, but not advanced."""
     assert state.noise is not None
     return state._replace(noise=jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(state.noise))))
 

@@ -149,7 +149,7 @@ class Programs:
             short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
             if block == 1 or self._of.plan.clients != "auto":
                 raise OutOfMemoryError(
-                    f"with {block} client(s) at once, {name} needs {short}: use fewer of them (plan.clients), fewer "
+                    f"with {block} client(s) at once, {name} needs {short}: use fewer (plan.clients), fewer "
                     "runs at once (plan.runs = map) or a smaller model"
                 )
             fewer = max(1, min(block // 2, block * free // need))

@@ -446,7 +446,7 @@ class Simulation:
         """
         raise JaxpflError(
             "compiled programs cannot be pickled, nor a Fit that holds them: pickle state, history and scores, keep "
-            "simulation.personal_models(state) as arrays, or train with jaxpfl run, and jaxpfl export"
+            "simulation.personal_models(state) as arrays, or use jaxpfl run and jaxpfl export"
         )
 
     def check_room(self, runs: int) -> None:

@@ -151,8 +151,8 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
 def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federation | None) -> int:
     """Number of values that the model must return for an example.
 
-    It is the number of classes for a classification, the number of tokens for next-token prediction, and the number of
-    labels of an example for other tasks.
+    This is the number of classes for a classification task, the number of tokens for next-token prediction, and the
+    number of an example's labels for other tasks.
 
     Raises:
       JaxpflError: if a label exceeds the number of classes or does not suit the task.

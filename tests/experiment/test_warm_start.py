@@ -81,7 +81,7 @@ def test_fit_starts_from_a_tree(flat):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("{run}", "holds several methods: name one of local, fedavg"),
+        ("{run}", "holds several methods: choose one of local, fedavg"),
         ("{run}:fedavgg", "did you mean 'fedavg'"),
         ("{run}:local", "local of .* has no global model"),
         ("{models}:local", "local of .* has no global model"),

@@ -5,7 +5,8 @@ operations. In the kernel, one program instance trains one client, and its param
 steps. A full batch is read once and stays in registers as well; a mini-batch is gathered by its drawn indices.
 
 Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond the features are masked. The
-results differ from the plain form of `local_work.sgd` only by the order of additions. They are not differentiable.
+results differ from the results of the plain form of `local_work.sgd` only by the order of additions. The kernel cannot
+be differentiated.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def with_server_optimizer(
         averaged part of the message.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a server optimizer needs summed uploads, but the server of this method reads each upload")
+        raise JaxpflError("a server optimizer needs summed uploads, but this server receives each upload")
     if algorithm.has_server_optimizer:
         raise JaxpflError(
             "this algorithm already has a server optimizer, and a second would apply server_lr twice: set "

@@ -1,9 +1,9 @@
 """Rounds and scores for clients on the host: only the rows of one cohort or one block are on the devices.
 
 While one round computes, the next cohort's rows are copied to the devices, and the previous cohort's rows are copied
-back. The round is the function of `make_round`, on a stack with one row for each slot of the cohort. It uses the
-clients' own ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore the
-same as for a stack of all clients.
+back. The round is the function of `make_round`, on a stack with one row for each slot of the cohort. The function uses
+the clients' own ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore
+the same as for a stack of all clients.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class StreamedSimulation(Simulation):
             self._folder = folder
 
     def check_room(self, runs: int) -> None:
-        # Servers and counters of all runs stay in memory, wherever the clients' states are.
+        # The server states and the counts of all runs are in memory, even if the clients' states are on disk.
         check_states(self._state_shapes(runs)._replace(clients=()), self.placement, runs)
         if self._where == "host":
             need = trees.num_bytes(self._rows_of(runs))
