@@ -87,8 +87,8 @@ class ExecutionPlan:
     linear: Literal["auto", "kernel", "plain"] = setting("auto", kind=_choice("auto", "kernel", "plain"))
     """Form of plain SGD on the registered model linear: kernel runs all local steps of a client in one GPU kernel,
     which reads the client's data once; plain runs step by step. auto chooses the kernel for several clients at a time
-    on a GPU that is present. A CPU interprets the kernel, for tests. Training that the kernel does not support has the
-    plain form."""
+    on a GPU that is present, and the plain form if the kernel does not compile there. A CPU interprets the kernel, for
+    tests. Training that the kernel does not support has the plain form."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to

@@ -78,6 +78,7 @@ class Programs:
         self.execution = execution
         self.made: dict[tuple[Name, int], jax.stages.Compiled] = {}
         self._of = setting
+        self._without_kernel = False  # true once the kernel of linear models has failed to compile
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled program that makes the initial states, ``(keys [S], hp [S], clients) -> states``.
@@ -130,7 +131,8 @@ class Programs:
     def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled ``advance`` or scoring program for S runs and arguments of these shapes.
 
-        If the program does not fit in memory, it is compiled again with a smaller block of clients.
+        If the program does not fit in memory, it is compiled again with a smaller block of clients. If the plan chose
+        the kernel of linear models and it does not compile, the plain form replaces it.
 
         Raises:
           OutOfMemoryError: if the program does not fit and ``plan.clients`` fixes the block, or if not even one client
@@ -142,7 +144,15 @@ class Programs:
         devices = self._of.placement.devices
         while True:
             options = self.options(name, arguments) | self.execution.compiler_options
-            program = compiled.compiled(self.function(name, block), arguments, **options)
+            try:
+                program = compiled.compiled(self.function(name, block), arguments, **options)
+            except Exception as error:
+                if self._linear(name) != "kernel" or self._of.plan.linear != "auto":
+                    raise
+                self._without_kernel = True
+                why = f"the kernel does not compile: {str(error).partition(chr(10))[0]}"
+                self.execution = self.execution._replace(linear=("plain", why))
+                continue
             need = program_bytes(program, devices)
             if (free := too_little(need, devices)) is None:
                 break
@@ -198,8 +208,15 @@ class Programs:
             one = make_evaluate(algorithm, of.task, plan, split=name)
         chosen = self.execution if name == "advance" else of.scoring
         runs = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
-        more = {"apart": of.placement.model is not None, "linear": chosen.linear and chosen.linear[0]}
+        more = {"apart": of.placement.model is not None, "linear": self._linear(name)}
         return traced_as(runs, chosen.form, chosen.matmul, **more)
+
+    def _linear(self, name: Name) -> linear_kernel.Form | None:
+        """Form of a linear model's local SGD in a program; None for other models."""
+        chosen = (self.execution if name == "advance" else self._of.scoring).linear
+        if chosen is None:
+            return None
+        return "plain" if self._without_kernel else chosen[0]
 
 
 def traced_as(

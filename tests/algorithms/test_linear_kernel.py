@@ -124,6 +124,26 @@ def test_a_run_has_the_numbers_of_the_plain_form(federation, method, parts):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6), got, want)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["auto", "kernel"])
+def test_the_plain_form_replaces_a_kernel_that_does_not_compile(federation, monkeypatch, chosen):
+    """As on a CPU, which has no such kernels. A kernel that the user asked for is not replaced."""
+    given = {"model": "linear", "rounds": 2, "batch_size": 8, "local_steps": 3}
+    want = jaxpfl.fit("fedavg-ft", federation, **given, plan=ExecutionPlan(clients="vmap"))
+    monkeypatch.setattr(execution_plan, "_linear_of", lambda *_: ("kernel", "a test"))
+    plan = ExecutionPlan(linear=chosen, clients="vmap")
+    if chosen == "kernel":
+        with pytest.raises(ValueError, match="Only interpret mode"):
+            jaxpfl.fit("fedavg-ft", federation, **given, plan=plan)
+        return
+    result = jaxpfl.fit("fedavg-ft", federation, **given, plan=plan)
+    form, why = result.simulation.execution.linear
+    assert form == "plain"
+    assert why.startswith("the kernel does not compile: ")
+    jax.tree.map(np.testing.assert_array_equal, result.state.clients, want.state.clients)
+    np.testing.assert_array_equal(result.personalized_accuracy, want.personalized_accuracy)
+
+
 def lowered(federation, form, platform="cuda"):
     given = {"model": "linear", "local_steps": 3, "batch_size": 8, "num_classes": 10}
     spec = RunSpec(method=jaxpfl.METHODS["fedavg"], plan=ExecutionPlan(devices=1, linear=form), **given)
