@@ -90,8 +90,8 @@ def assemble_shapes(
 ) -> Assembled:
     """Collect the inputs of a run without its data, for a party that cannot see the clients' examples.
 
-    `Assembled.algorithm` then returns the same algorithm as in a simulation, with its schedule, privacy mechanism and
-    compressor.
+    `Assembled.algorithm` then returns the same algorithm as in a simulation, including the schedule, the privacy
+    mechanism and the compressor.
 
     Args:
       spec: settings of the run, with ``num_classes`` if there are classes.
@@ -125,7 +125,7 @@ def put_together(
     graph: Graph | None,
     steps: int | None = None,
 ) -> Assembled:
-    """Like `assemble`, but with a task and a graph that several runs can share.
+    """Collect the inputs of a run's simulation, given a task and a graph that several runs can share.
 
     Args:
       spec: settings of the run.
@@ -230,7 +230,7 @@ class Assembled:
     Attributes:
       spec: settings of the run.
       task: model, loss and metrics.
-      federation: clients that are trained. After an attack on labels, it contains the attackers' flipped labels.
+      federation: clients that are trained; if the attack flips labels, with the attackers' labels flipped.
       unseen: clients that are never trained, if any.
       hp: hyper-parameters of the method, leaves [] or [S].
       cohorts: sampling of the cohorts.
@@ -466,7 +466,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 
 
 def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Task) -> tuple[np.ndarray, Federation]:
-    """Draw the clients that attack, [m] bool, and return them with the (possibly flipped) training data.
+    """Draw the clients that attack; return their mask, [m] bool, and the federation after an attack on labels, if any.
 
     Raises:
       JaxpflError: if no client or every client would attack, or if the attack flips labels that are not classes.

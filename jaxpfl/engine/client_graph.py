@@ -6,7 +6,7 @@ The distance of two clients is computed in one of three spaces (Zhao et al., sec
 - "features": the distance of the covariance matrices of the clients' inputs;
 - "models": the distance of models that each client has trained alone for a few rounds from a common start.
 
-The first two distances ignore labels, so they cannot separate clients that differ only in their labels. They leave out
+The first two distances ignore labels, so they cannot separate clients that differ only in their labels. Both leave out
 examples with a value that is not finite. The graph does not depend on the order of the clients, on padding or on the
 run's seed. The exception is a federation of more than `graphs.MOST_EXACT` clients, for which the graph is approximate
 and depends on the order of the clients.

@@ -64,7 +64,7 @@ _folder: Path | None = None
 
 
 def keep_in(folder: Path | None) -> None:
-    """Store programs also in a folder, where other processes find them; None for memory only.
+    """Also store programs in a folder, from which other processes can load them; None for memory only.
 
     The folder's files are executed without a check, so nobody else may have write access to it.
     """

@@ -198,7 +198,8 @@ def make_adapt(
       split: split whose examples are scored.
 
     Raises:
-      JaxpflError: by the built function, if the server sends each client its own message and has no ``welcome``.
+      JaxpflError: when the built function is called, if the server sends each client its own message and has no
+        ``welcome``.
     """
 
     work = partial(adapt_client, algorithm, task, plan.model)
@@ -507,7 +508,7 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
-    """Yield in order the rounds after ``start`` that are a multiple of some ``every``, and ``rounds`` itself.
+    """Yield in order the rounds after ``start`` that are multiples of any ``every``, and ``rounds`` itself.
 
     An ``every`` of 0 has no multiples. Rounds are counted from the run's beginning, so a resumed run stops at the same
     rounds as an uninterrupted run.

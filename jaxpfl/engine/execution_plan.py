@@ -88,7 +88,7 @@ class ExecutionPlan:
     """Form of plain SGD on the registered model linear: kernel runs all local steps of a client in one GPU kernel,
     which reads the client's data once; plain runs step by step. auto chooses the kernel for several clients at a time
     on a GPU that is present, and the plain form if the kernel does not compile there. A CPU interprets the kernel, for
-    tests. Training that the kernel does not support has the plain form."""
+    tests. The plain form is used for training that the kernel does not support."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
@@ -119,7 +119,7 @@ class Resolved(NamedTuple):
       vmap_runs: whether seeds and settings are one vectorized axis; otherwise they run one after the other.
       reasons: one sentence for each choice.
       form: form of the convolutions and pools in the user's own model; None if there is no choice of a form.
-      home: storage of the clients, in words; None if it is the devices.
+      home: storage of the clients, in words; None if clients are stored on the devices.
       matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
       lowered: precision that is used and a remark about it; None if the plan requests float32.
       model_shards: number of devices that share one client's model.
@@ -315,7 +315,7 @@ def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_ke
 
 
 def _runs_triton() -> bool:
-    """True if this machine's GPU has compute capability 8.0 or more. Without one, JAX 0.11 does not lower Triton."""
+    """True if this machine's GPU has compute capability 8.0 or more, without which JAX 0.11 does not lower Triton."""
     major = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")[0]
     return major.isdecimal() and int(major) >= 8
 

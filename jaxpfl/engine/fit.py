@@ -1,4 +1,4 @@
-"""Training of a method on stacked data, with the scores of every client: the function below ``jaxpfl.fit``."""
+"""Training of a method on stacked data, with the scores of every client, as called by ``jaxpfl.fit``."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Fit(NamedTuple):
         return "\n".join([title, *lines])
 
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
-        """Privacy guarantee of a run: epsilon at this delta, and its assumptions.
+        """Privacy guarantee of a run: epsilon at this delta, and the assumptions of the guarantee.
 
         The guarantee includes later rounds of ``simulation.advance``. Another simulation cannot continue these runs
         unless it adopts them (`Simulation.adopt`).
@@ -323,7 +323,7 @@ class Evaluated(NamedTuple):
       round: number of finished rounds.
       history: metrics of the rounds since the previous evaluation, each [S, T].
       scores: scores on test examples, model -> metric -> [S, m].
-      validation: scores on validation examples, in the same form; None if no client has any.
+      validation: scores on validation examples, in the same form; None if no client has validation examples.
     """
 
     round: int

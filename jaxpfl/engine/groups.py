@@ -81,7 +81,7 @@ class Group(NamedTuple):
         return jnp.asarray(np.sort(self.places).astype(np.int32))
 
     def take_every(self, own: Array) -> Array:
-        """Take the rows `every` of an array in the order of the group's stack, [rows, ...] -> [size, ...]."""
+        """Take the rows of the clients (`every`) from an array of the group's stack, [rows, ...] -> [size, ...]."""
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:

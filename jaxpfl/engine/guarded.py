@@ -118,7 +118,7 @@ def mechanism_for(
     def most(of: list[Ledger]) -> Callable[[int], int]:
         """Build the function ``examples -> batches``: the largest number of batches that any of these calls draws.
 
-        A client makes only one of the calls, because it is either inside or outside a round's cohort.
+        A client makes only one of these calls in a round, because it is either inside or outside the cohort.
         """
         return lambda n: max((sum(access.gradients(n) for access in ledger.accesses) for ledger in of), default=0)
 

@@ -198,13 +198,14 @@ class Models:
     def predict_table(
         self, table: Table, column: str | None, adapt: Callable[[list[str]], list[np.ndarray]] | None = None
     ) -> pandas.DataFrame:
-        """Predict the label of each row of a table by its client's model; by the global model for a new client.
+        """Predict the label of each row of a table with the model of the row's client; with the global model for a new
+        client.
 
         Args:
           table: table with the columns of the run's features, and possibly others.
-          column: column with the clients' names; None to predict each row by the global model.
-          adapt: function of the names of the new clients that predicts each client's rows, in place of the global
-            model.
+          column: column with the clients' names; None to predict each row with the global model.
+          adapt: function that predicts the rows of new clients, in place of the global model: names of the new clients
+            -> predictions for the rows of each.
 
         Returns:
           A data frame with the columns ``client`` (empty if ``column`` is None), ``prediction``, and a probability for
@@ -265,7 +266,7 @@ class Models:
         return client
 
     def _encoded(self, x: Any, client_id: int | None) -> np.ndarray:
-        """Convert inputs to an array [n, ...]; the columns of a table become features, as for the client."""
+        """Convert inputs to an array [n, ...]; the columns of a table are encoded as in the client's training."""
         if "inputs" not in self.manifest:
             raise JaxpflError(
                 f"{self._folder} does not have the encoding of inputs, which predict needs: export the run again, "

@@ -52,7 +52,7 @@ def add_method(
 
 
 def add_task(algorithm: Algorithm, task: Task) -> Algorithm:
-    """Make the noise keys of a private algorithm depend on the loss and on the model with its given parameters."""
+    """Make the noise keys of a private algorithm depend on the loss, the model and the given initial parameters."""
     return _extend_name(algorithm, task.model, task.loss)
 
 

@@ -65,7 +65,7 @@ class Placement(NamedTuple):
 
 
 def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
-    """Make the placement of m clients on the first devices of each process, the same number in every process.
+    """Make the placement of m clients on the first devices of each process, with equally many devices in all processes.
 
     Args:
       num_clients: number m of clients.
@@ -330,7 +330,7 @@ def check_memory(need: int, devices: Sequence[Device], what: str, advice: Callab
       advice: function that returns the end of the error message; called only if there is an error.
 
     Raises:
-      OutOfMemoryError: if they do not have enough; the message gives the memory needed and the free memory.
+      OutOfMemoryError: if the memory does not suffice; the message gives the memory needed and the free memory.
     """
     if (left := too_little(need, devices)) is not None:
         raise OutOfMemoryError(f"{what} need {readable(need)} of memory, but only {readable(left)} is free: {advice()}")

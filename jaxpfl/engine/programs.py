@@ -1,4 +1,4 @@
-"""Compiled programs of a simulation. Each is compiled at its first call, and its memory is checked before it runs."""
+"""Compiled programs of a simulation. At its first call, a program is compiled and its memory is checked."""
 
 from __future__ import annotations
 

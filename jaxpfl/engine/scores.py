@@ -297,7 +297,7 @@ def best_on_validation(
       rounds: rounds of the E evaluations.
       validation, test: scores of the personalized models, averaged over clients, [E, S].
       headline: metric of the scores.
-      patience: patience of the run; evaluations after a seed's patience has run out are not considered.
+      patience: patience of the run; evaluations after a seed's patience has run out are ignored.
     """
     if np.isnan(validation).all(axis=0).any():
         return None

@@ -461,7 +461,7 @@ class Simulation:
         """Compile the programs of `init`, `advance` and the named scores before the first call.
 
         Raises:
-          JaxpflError: if one of these methods would raise it.
+          JaxpflError: under the conditions of these methods.
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))

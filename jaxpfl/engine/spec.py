@@ -246,7 +246,7 @@ class Settings:
     Also a Graph whose nodes are the federation's clients.
     """
     neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
-    """Number of nearest neighbors that a graph joins to each client."""
+    """Number of nearest neighbors to which the graph joins each client."""
 
 
 @read_help

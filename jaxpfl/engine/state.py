@@ -275,7 +275,7 @@ def keyless(state: RunState) -> RunState:
 
 
 def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
-    """Cut, reorder or pad with zeros the client rows of a state [S, ...].
+    """Cut, reorder or zero-pad the client rows of a state [S, ...].
 
     Args:
       state: state with a leading axis of runs.

@@ -162,7 +162,7 @@ class Journal:
             self._kept[numbers] = True
             whole += _HEAD.size + numbers.nbytes + len(content)
         with writing(path):
-            # buffering=0: after an error, the contents of a buffer would be written at some later time.
+            # No buffering: after an error, the contents of a buffer would be written at some later time.
             self._file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115, it stays open
             self._file.truncate(whole)  # remove an incomplete record
 
@@ -179,7 +179,7 @@ class Journal:
         new = numbers[~self._kept[numbers]]
         if not len(new):
             return
-        # Without a copy: a round's rows may be many megabytes, and copying would use cores that the round needs.
+        # No copy is made: a round's rows may be many megabytes, and copying would use cores that the round needs.
         parts = [memory(part) for part in (new.astype("<i8"), *content(new))]
         check = 0
         for part in parts:

@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
 
 def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTree) -> str:
-    """Reason why the clients of an algorithm cannot stay on the host; empty if they can.
+    """Reason why the clients of an algorithm cannot be stored on the host; empty if they can.
 
     Args:
       algorithm: the method.

@@ -38,10 +38,11 @@ _UNNAMED = 2**30
 class StreamedSimulation(Simulation):
     """A simulation with its clients on the host; see `Simulation` for the methods.
 
-    ``RunState.clients`` and ``RunState.counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped. `advance`
-    writes to them in place; if ``plan.donate`` is false, it writes to copies. Runs are advanced one after the other. On
-    one device, the results equal the results of a `Simulation` bit by bit if the `Simulation` also advances runs one
-    after the other (``plan.runs="map"``, or a single run). Runs on a vectorized axis are rounded differently.
+    ``RunState.clients`` and ``RunState.counts`` are NumPy arrays [S, m, ...]; with storage on disk, the clients' states
+    are memory-mapped. `advance` writes to these arrays in place; if ``plan.donate`` is false, it writes to copies. Runs
+    are advanced one after the other. On one device, the results equal the results of a `Simulation` bit by bit if the
+    `Simulation` also advances runs one after the other (``plan.runs="map"``, or a single run). Runs on a vectorized
+    axis are rounded differently.
     """
 
     def __init__(self, *given: Any, where: str, **more: Any):
@@ -219,7 +220,7 @@ class StreamedSimulation(Simulation):
         """Check that a state's rows were not overwritten by later rounds.
 
         Raises:
-          JaxpflError: if they were overwritten.
+          JaxpflError: if the rows were overwritten.
         """
         if self._now is None or state.counts.table is not self._now[0]:
             return
