@@ -3,7 +3,7 @@
     python -m benchmarks adaped_plus --data-dir DIR --json FILE
 
 Every method has as many tries on each data set, at the same number of gradients of a client, those of its
-personalisation included; a method with more gradients a step or for its personal models trains for fewer rounds. The
+personalization included; a method with more gradients a step or for its personal models trains for fewer rounds. The
 tries train on four fifths of each client's training examples, with one seed and a share of the gradients, and are
 scored on the last fifth. The best of each method then trains on all of them, with other seeds, and is scored on test
 examples, once. AdaPeD-plus has one set of static options for all data sets: those with the best mean over the data
@@ -292,7 +292,7 @@ class _Study:
 
 
 def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, share: float) -> int:
-    """Rounds with which a client evaluates about ``budget`` gradients on average, its personalisation included."""
+    """Rounds with which a client evaluates about ``budget`` gradients on average, its personalization included."""
     each = 1 if method in ("local", "fedavg-ft", "fedper") or (method == PLUS and not options.get("keep")) else 2
     tuned = {"fedavg-ft": 60, PLUS: 60}.get(method, 0)
     adapt = options.get("fine_tune_steps", tuned)

@@ -4,7 +4,7 @@
 
 Digits, MNIST and CIFAR-10 are dealt as their presets say, a fifth of each client's training examples is set apart, and
 every try of a method trains on the rest with the same seed: the tries of one method are runs of one program. Scored is
-the accuracy of the personalised models on the examples set apart, averaged over the data sets, never on test examples.
+the accuracy of the personalized models on the examples set apart, averaged over the data sets, never on test examples.
 A default moves to the best try only where its lead over the old one, paired over the clients of all data sets, is above
 two standard errors; else it stays. Of tries that are level with the best, by the same measure, the one that changes the
 fewest values is taken. Every try is in the record, which is written after each program: a search that was
@@ -102,7 +102,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {"fedrep": [{}, {"head_steps": 2}], "
 """Static options that are tried beside the default ones, each a program of its own."""
 _SMALL = {"digits": "mlp", "mnist": "cnn", "cifar10": "mlp"}
 MODELS = {"fedbn": {"mnist": "cnn-gn", "cifar10": "cnn-gn"}, "fedamp": _SMALL, "fedala": _SMALL}
-"""Models other than the preset's: FedBN needs a normalisation, which no preset of digits has; FedAMP and FedALA were
+"""Models other than the preset's: FedBN needs a normalization, which no preset of digits has; FedAMP and FedALA were
 searched later, with the small network on CIFAR-10."""
 
 
@@ -153,7 +153,7 @@ class _HeldOut:
         self.federation = federation._replace(test=federation.validation)
 
     def accuracies(self, method: str, options: Mapping[str, Any], tries: list[Try]) -> Any:
-        """Validation accuracy of every client's personalised model, [tries, m]."""
+        """Validation accuracy of every client's personalized model, [tries, m]."""
         import jaxpfl
         from jaxpfl.runs.setup import require
 

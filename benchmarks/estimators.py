@@ -3,7 +3,7 @@
     python -m benchmarks estimators
 
 Gaussian clients of 15 samples and Bernoulli clients of 14, as in the paper: a "round" draws all samples anew and gives
-the mean squared errors of three estimators, local, personalised (its variances learned from the clients) and private
+the mean squared errors of three estimators, local, personalized (its variances learned from the clients) and private
 (one bit of each client). ``--repetitions`` are timings, in turn.
 """
 

@@ -1,10 +1,10 @@
-"""Personalised estimators beside other libraries and loops on the same clients: time, memory, error, coverage.
+"""Personalized estimators beside other libraries and loops on the same clients: time, memory, error, coverage.
 
     python -m benchmarks estimators_compared
 
 Five kinds of work. mixed model: five samples of each client about its own normal mean, the population learned; beside
 statsmodels' MixedLM and a plain loop. point-normal: a spike and a normal by marginal likelihood; beside SciPy's
-L-BFGS-B on a vectorised likelihood and on a loop. scale mixture and npmle: priors on a grid; beside the libraries
+L-BFGS-B on a vectorized likelihood and on a loop. scale mixture and npmle: priors on a grid; beside the libraries
 ashrink and npeb (with cvxpy), which are left out where they are not installed. private: means of which each client
 sends one message at eps = 1; one bit by `estimators.gaussian.split`, beside Gaussian-mechanism means (delta 1e-5).
 All but jaxpfl's contenders end at a count beyond which they are not bearable. ``--repetitions`` are timings after the

@@ -1,15 +1,15 @@
-"""Graphs of many clients: network lasso by the spectrum and by conjugate gradients, neighbours of all pairs and not.
+"""Graphs of many clients: network lasso by the spectrum and by conjugate gradients, neighbors of all pairs and not.
 
     python -m benchmarks graphs --json FILE
 
-Network lasso (``--nodes``): N clients around N / 50 centres, vectors of ``--numbers`` numbers, joined with their 5
+Network lasso (``--nodes``): N clients around N / 50 centers, vectors of ``--numbers`` numbers, joined with their 5
 nearest. Warm rounds, in which every vector has moved a little, by both solvers in turn in one process, in float32 as in
 a run. ``error`` is the largest distance of a fused vector from that of a float64 solution with a thousandth of the
 tolerance, relative to the largest norm. The spectrum itself is taken once in a run.
 
-Nearest neighbours (``--vectors``): N vectors of 64 numbers near a surface of six dimensions, 5 neighbours, by all pairs
+Nearest neighbors (``--vectors``): N vectors of 64 numbers near a surface of six dimensions, 5 neighbors, by all pairs
 and by NN-descent (the package pynndescent; its code compiles at a first call), a process each. ``recall`` is the share
-of edges from 500 vectors to their true neighbours, found one by one, that the graph has.
+of edges from 500 vectors to their true neighbors, found one by one, that the graph has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .record import command, parser, positive, table, write
 
 NODES, NUMBERS, NEIGHBOURS = (500, 1000, 2000), 60, 5
 STRENGTHS = {"drawn together": 0.5, "fused": 1.0}
-"""Too weak to fuse any clients, and enough to fuse all those around each centre."""
+"""Too weak to fuse any clients, and enough to fuse all those around each center."""
 TOLERANCE = 1e-5
 """Tolerance of the solver's residuals, its default."""
 VECTORS, Q, CHECKED = (10_000, 100_000), 64, 500
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Both solvers on one graph, or the neighbours of all vectors in one way."""
+    """Both solvers on one graph, or the neighbors of all vectors in one way."""
     if "nodes" in settings:
         return _lasso(**settings)
     return _neighbours(settings["vectors"], settings["how"])
@@ -179,7 +179,7 @@ def _neighbours(number: int, how: str) -> dict[str, Any]:
 
 
 def _recall(vectors: np.ndarray, graph: Any, rng: np.random.Generator) -> float:
-    """Share of edges to true neighbours, of `CHECKED` vectors, that a graph has."""
+    """Share of edges to true neighbors, of `CHECKED` vectors, that a graph has."""
     edges = graph.first.astype(np.int64) * graph.nodes + graph.second
     rows, there = rng.choice(len(vectors), min(CHECKED, len(vectors)), replace=False), []
     for i in rows:

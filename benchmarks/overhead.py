@@ -29,7 +29,7 @@ from .worker import Contender
 
 ASKED = target(0.05, 0.01)  # at most
 LINEAR_BLOCK = 125  # divides the shares of 1e5 and of 1e4 clients on 2, 4 and 8 devices
-BLOCKS = {"cnn": 1, "linear": LINEAR_BLOCK}  # clients in one vectorised operation, for engine and bare updates alike
+BLOCKS = {"cnn": 1, "linear": LINEAR_BLOCK}  # clients in one vectorized operation, for engine and bare updates alike
 
 
 @command

@@ -141,7 +141,7 @@ def lenet_nnx() -> Any:
 
 
 def resnet8() -> Any:
-    """ResNet-8 for CIFAR with group normalisation, of flax's own layers; as the built-in one."""
+    """ResNet-8 for CIFAR with group normalization, of flax's own layers; as the built-in one."""
     import flax.linen as nn
 
     class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Gain from collaboration under user-level privacy, beside controls that regularise or start alike but share nothing.
+"""Gain from collaboration under user-level privacy, beside controls that regularize or start alike but share nothing.
 
     python -m benchmarks private_gain --data-dir DIR --json FILE
 

@@ -52,7 +52,7 @@ def scores_of(results: Mapping[str, Any], data: str) -> Scores:
 
 
 def best_control(scores: Scores, epsilon: float, *, public: bool) -> tuple[str, Sequence[float]]:
-    """The control with the best mean on test examples, which favours the controls; private ones at that epsilon.
+    """The control with the best mean on test examples, which favors the controls; private ones at that epsilon.
 
     Args:
       scores: of a data set.

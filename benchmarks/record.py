@@ -99,7 +99,7 @@ def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
 
 
 def save_picture(figure: Any, path: Path, benchmark: str) -> None:
-    """Write a figure that `own_file` recognises."""
+    """Write a figure that `own_file` recognizes."""
     from jaxpfl.support.console import save_png, signed
 
     with signed(f"{_BENCH}{benchmark}"):

@@ -1,9 +1,9 @@
-"""Attacks and robust aggregation: which personalised methods survive, on digits at equal gradients.
+"""Attacks and robust aggregation: which personalized methods survive, on digits at equal gradients.
 
     python -m benchmarks robust --json FILE
 
 Every method, with its own default rates, spends about the same number of gradients of a client, those of its
-personalisation included, on the same split, under every pair of an attack and an aggregation. Scores are those of the
+personalization included, on the same split, under every pair of an attack and an aggregation. Scores are those of the
 honest clients, on test examples after the last round; nothing was chosen by them. The record is written after each
 method and aggregation, so that an interrupted study goes on, and one with more methods or attacks adds them.
 """

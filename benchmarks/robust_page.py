@@ -51,7 +51,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row) -> str:
-    """The personalised models' accuracy; behind it in parentheses the global model's, where it is another."""
+    """The personalized models' accuracy; behind it in parentheses the global model's, where it is another."""
     own, shared = row["personalized"], row["global"]
     other = "" if shared in (None, own) else f" ({statistics.fmean(shared):.1f})"
     return _spread(own) + other

@@ -4,7 +4,7 @@
 
 A linear model of 139 schools' exam scores, scaled to [0, 1], squared error; 201 rounds of one epoch in batches of 32,
 all schools in every round, eps 6 at delta 1e-3 for each pupil of each school, clipping norm 1, rate 0.01, MR-MTL's
-lambda 1: the settings behind the three errors printed with their code. Features are standardised within each school by
+lambda 1: the settings behind the three errors printed with their code. Features are standardized within each school by
 its own training examples, which no claim covers, in theirs as here. Scored is the mean squared error of the models that
 the schools predict with, on a fifth of each school's pupils, over five splits; nothing is chosen on it. With
 ``--stand-in`` the data are drawn, of the same shapes: its errors are comparable with one another only.
@@ -106,7 +106,7 @@ def stand_in(schools: int = 139, pupils: int = 15_362, features: int = 28) -> Us
 
 
 def federation_of(data: Users, seed: int) -> Any:
-    """Silos with a fifth of their examples for testing, standardised within each by the others."""
+    """Silos with a fifth of their examples for testing, standardized within each by the others."""
     import numpy as np
 
     from jaxpfl import stack_clients

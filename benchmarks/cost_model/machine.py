@@ -1,6 +1,6 @@
 """Speed of a CPU core, measured in a moment, and the time of a client's work on it.
 
-    seconds of b clients in one vectorised operation = P + b E / V + O c
+    seconds of b clients in one vectorized operation = P + b E / V + O c
 
 with P the seconds of b clients' products, each timed at its own shape (`products.seconds_of`), E the elements of
 element-wise operations and O the operations of ONE client (`count.Work`). V and c are this core's, from two small
@@ -50,7 +50,7 @@ class Core(NamedTuple):
     Attributes:
       elements: V, element-wise results a second.
       operation: c, seconds that each operation takes beside.
-      products: seconds of a client's products, given the clients in one vectorised operation and the devices at work.
+      products: seconds of a client's products, given the clients in one vectorized operation and the devices at work.
       shares: weights of the parts.
     """
 
@@ -60,7 +60,7 @@ class Core(NamedTuple):
     shares: Parts = SHARES
 
     def parts(self, work: Work, clients: int = 1, devices: int = 1) -> Parts:
-        """Seconds of each part of the same work of so many clients in one vectorised operation, unweighted."""
+        """Seconds of each part of the same work of so many clients in one vectorized operation, unweighted."""
         return Parts(
             self.products(work.products, clients, devices),
             clients * work.elements / self.elements,
@@ -68,7 +68,7 @@ class Core(NamedTuple):
         )
 
     def seconds(self, work: Work, clients: int = 1, devices: int = 1) -> float:
-        """Time of the same work of so many clients in one vectorised operation, with every device at work."""
+        """Time of the same work of so many clients in one vectorized operation, with every device at work."""
         parts = self.parts(work, clients, devices)
         return sum(share * part for share, part in zip(self.shares, parts, strict=True))
 

@@ -30,7 +30,7 @@ def seconds_of(products: Mapping[Product, float], clients: int = 1, devices: int
 
     Args:
       products: of one client, with the times that each runs.
-      clients: in one vectorised operation.
+      clients: in one vectorized operation.
       devices: that run the same at once.
     """
     order = sorted(products, key=lambda product: -product.flops * products[product])

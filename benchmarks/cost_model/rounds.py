@@ -23,7 +23,7 @@ class Cost(NamedTuple):
     Attributes:
       works: of one client's round, for each group of clients.
       up, down: bytes that a client uploads and receives, uncompressed.
-      together: clients (of all runs that are one axis) in one vectorised operation.
+      together: clients (of all runs that are one axis) in one vectorized operation.
       turns: such operations that a device runs one after the other, in each group.
       seconds: of a round of all runs on this machine; None on another backend than a CPU, whose constants have not been
         measured, and for models in parts. Drawing the cohort, the server's update and evaluation come on top.
@@ -97,6 +97,6 @@ def cost_of(
     if core is None and jax.default_backend() == "cpu" and execution.model_shards == 1:
         core = this_core()
     seconds = None
-    if core is not None and execution.model_shards == 1:  # what parts of a model exchange is not modelled
+    if core is not None and execution.model_shards == 1:  # what parts of a model exchange is not modeled
         seconds = sum(n * core.seconds(work, together, execution.devices) for n, work in zip(turns, works, strict=True))
     return Cost(works, up, down, together, turns, seconds)

@@ -1,4 +1,4 @@
-"""Lambda and T that PersFL's users choose, which no sweep records: read from the personalised models."""
+"""Lambda and T that PersFL's users choose, which no sweep records: read from the personalized models."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) 
 
 
 def diverged(simulation: Simulation, state: RunState, after: Mapping[str, Any]) -> list[int]:
-    """Number of clients in each run that diverged in a round, or whose personalised model is not finite, [S]."""
+    """Number of clients in each run that diverged in a round, or whose personalized model is not finite, [S]."""
     lost = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     return lost.sum(axis=1).tolist()
 

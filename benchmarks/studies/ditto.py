@@ -1,7 +1,7 @@
 r"""Point estimation by Ditto: the error as a function of lambda. At one lambda, Ditto's model is the posterior mean.
 
 Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)` with mean
-:math:`\bar x_k`. Let :math:`\mu` be the mean of all :math:`\bar x_k`. With squared loss, Ditto's personalised model is
+:math:`\bar x_k`. Let :math:`\mu` be the mean of all :math:`\bar x_k`. With squared loss, Ditto's personalized model is
 
 .. math:: v_k(\lambda) = \frac{\bar x_k + \lambda \mu}{1 + \lambda}, \qquad
    E (v_k - w_k)^2 = \frac{\sigma^2}{n K} + \Big(1 - \frac1K\Big)
@@ -86,7 +86,7 @@ class DittoSettings(Settings):
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate; an infinite ``lam`` gives the mean over clients."""
+    """Expected squared error of Ditto's personalized estimate; an infinite ``lam`` gives the mean over clients."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest
@@ -105,7 +105,7 @@ def draw(given: DittoSettings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(given: DittoSettings, x: np.ndarray, lambdas: np.ndarray) -> np.ndarray:
-    """Train Ditto's personalised models [L, K, R] at all lambdas [L] in one compiled program.
+    """Train Ditto's personalized models [L, K, R] at all lambdas [L] in one compiled program.
 
     Each repetition is one coordinate of the model. The squared loss is a sum over coordinates, so repetitions do not
     affect each other.

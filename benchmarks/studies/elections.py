@@ -127,7 +127,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     """Cross-validate all estimators; repeat the private estimators with new randomness.
 
     In the summary, ``mse`` and ``gains`` are means over folds with standard errors. Gains have, in addition, the
-    standard deviation over folds, as in the paper. ``gain_over_local`` is the gain of the personalised estimator.
+    standard deviation over folds, as in the paper. ``gain_over_local`` is the gain of the personalized estimator.
     ``folds`` has the errors in each fold, and ``beta_binomial`` has the maximum-likelihood alpha and beta in each fold.
 
     Reference: Ozkara et al. 2023, section 4, elections.

@@ -4,10 +4,10 @@ r"""Study of planted client clusters: how well methods recover the clusters, and
 the same model (softmax regression) for the same number of rounds and local steps, with full-batch gradients and the
 same learning rate. Each method is trained once for each value of one hyper-parameter:
 
-- ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
+- ``network-lasso``: lambda, on a graph of the clients' nearest neighbors;
 - ``ditto`` and ``pfedme``: lambda; at every lambda, a step of pFedMe on w halves the distance from w to theta;
 - ``local`` and ``fedavg``: weight decay, because they have no lambda;
-- ``ifca``: the seed of the initialisation, to which IFCA is sensitive; IFCA is given the true k.
+- ``ifca``: the seed of the initialization, to which IFCA is sensitive; IFCA is given the true k.
 
 For each method, one value is chosen by the loss on validation examples. The results at all values are reported. The
 clusters found by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k.
@@ -82,13 +82,13 @@ class NetworkSettings(Settings):
     strength: float = 3.0
     """Norm of a cluster's coefficients; large values give almost noiseless labels."""
     strengths: tuple[float, ...] = within((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), checks.positive)
-    """Values of lambda and of the weight decay; IFCA has as many initialisations."""
+    """Values of lambda and of the weight decay; IFCA has as many initializations."""
     methods: tuple[str, ...] = within(METHODS, _check_method)
     """Methods to compare."""
     graph: Literal["models", "data", "features"] = "models"
-    """Space in which the network lasso finds nearest neighbours; only models distinguish these clients."""
+    """Space in which the network lasso finds nearest neighbors; only models distinguish these clients."""
     neighbours: int = within(5, checks.count)
-    """Neighbours of each client; if there are as many as clients in its cluster, some are in other clusters."""
+    """Neighbors of each client; if there are as many as clients in its cluster, some are in other clusters."""
     rounds: int = within(100, checks.count)
     """Number of rounds; all clients take part."""
     local_steps: int = within(5, checks.count)
@@ -128,7 +128,7 @@ class NetworkSettings(Settings):
 
 
 def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
-    """Graph of the clients' nearest neighbours."""
+    """Graph of the clients' nearest neighbors."""
     work = LocalWork(np.asarray(federation.train.size), given.local_steps, given.samples)
     task = make_task("linear", federation, 2)
     return client_graph(given.graph, federation, task, work, neighbours=given.neighbours)
@@ -159,7 +159,7 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
     Args:
       method: name in `METHODS`.
       federation: m clients with d features and two classes; all of them take part in every round.
-      graph: the clients' neighbours, for the network lasso.
+      graph: the clients' neighbors, for the network lasso.
       given: settings, with the S values in ``strengths``. pFedMe's eta (``lr_global``) is set to 1 / (2 lambda), so
         that a step halves the distance from w to theta.
     """
@@ -323,7 +323,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot errors, Rand indices and numbers of clusters against lambda (or weight decay); write into ``folder``.
 
-    IFCA is drawn as a horizontal line at the score of its chosen initialisation.
+    IFCA is drawn as a horizontal line at the score of its chosen initialization.
     """
     given = result["settings"]
     title = f"{given['clients']} clients in {given['clusters']} planted clusters"

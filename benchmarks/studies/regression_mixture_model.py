@@ -3,7 +3,7 @@ r"""Linear regression whose coefficients are drawn from a mixture of k Gaussians
 In EM on the data, client i has the responsibilities :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})` with
 :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`. The client's estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`,
 where :math:`m_{il}` is the posterior mean under component l. In this EM, only the clients' components are missing data:
-given the responsibilities, a step maximises the marginal likelihood over the centers and variances. If the coefficients
+given the responsibilities, a step maximizes the marginal likelihood over the centers and variances. If the coefficients
 were missing data too, a step would hardly change the variances when clients have fewer examples than coefficients. With
 only two or three examples per client, the centers would not separate.
 
@@ -100,7 +100,7 @@ def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) 
 
 
 def _center(population: Population, data: Rotated, belongs: Array) -> Array:
-    """New center of a component by generalised least squares, weighted by the clients' responsibilities [m]."""
+    """New center of a component by generalized least squares, weighted by the clients' responsibilities [m]."""
     weights = belongs[:, None] / (population.s2 * data.squares + population.sx2)
     apart = data.y - data.x @ population.mu
     gram = jnp.einsum("ij,ijd,ije->de", weights, data.x, data.x)

@@ -3,7 +3,7 @@ r"""Linear and logistic regression with a Gaussian population of coefficients.
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
 For known mu, s2 and sx2, each client's posterior has a closed form, and the mean squared error of the posterior mean is
-the trace of the posterior covariance. Unknown population parameters are initialised by moment estimates, and fitted by
+the trace of the posterior covariance. Unknown population parameters are initialized by moment estimates, and fitted by
 EM. Data are stacked: X [m, n, d], y [m, n]. Most functions take the result of `rotate`, so that each client's data are
 decomposed only once.
 
@@ -230,7 +230,7 @@ def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) 
 def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
     """A client's coefficients [d] after gradient steps on `logistic_objective` from the initial value mu; mu is fixed.
 
-    An infinite s2 means no regularisation; the steps then do not converge on separable data.
+    An infinite s2 means no regularization; the steps then do not converge on separable data.
     """
 
     def step(_: Array, theta: Array) -> Array:

@@ -1,6 +1,6 @@
 """Declaration of the map: its cells, and the methods with the settings that each tries.
 
-A cell changes one factor of a centre, or two. To add one, add it here and run the map again: what is measured is kept.
+A cell changes one factor of a center, or two. To add one, add it here and run the map again: what is measured is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxpfl.runs.records import Value
 
 LOCAL_STEPS, BATCH = 10, 10
 VALIDATION = 0.2
-"""Share of a client's labelled examples by which rates, and then the best method, are chosen."""
+"""Share of a client's labeled examples by which rates, and then the best method, are chosen."""
 SPLITS = 5
 """Split seeds of each cell; the run's seed is the split's."""
 FINE_TUNING = 0.15
@@ -51,12 +51,12 @@ class Cell:
     Attributes:
       data, model: registered names.
       clients: m.
-      examples: n, labelled examples of a client, those of the validation among them; None for the users' own.
+      examples: n, labeled examples of a client, those of the validation among them; None for the users' own.
       split: the heterogeneity.
       share: of the clients that take part in a round.
       steps: gradient steps of a client, expected.
       epsilon: of the whole run, user-level; None without privacy.
-      varies: the factors in which it differs from its centre.
+      varies: the factors in which it differs from its center.
     """
 
     data: str
@@ -149,7 +149,7 @@ _OF_CLUSTERS = (Contender("ifca", set=("ifca.clusters=3",)), Contender("fedem", 
 def contenders(cell: Cell) -> tuple[Contender, ...]:
     """Methods of a cell: fedper where the model has layers, ifca and fedem where clients are clustered.
 
-    At the centres also training on pooled data, as a reference; it compiles anew for every split.
+    At the centers also training on pooled data, as a reference; it compiles anew for every split.
     """
     found = [*EVERYWHERE]
     found += [] if cell.model == "linear" else [_LAYERED]
@@ -159,7 +159,7 @@ def contenders(cell: Cell) -> tuple[Contender, ...]:
 
 
 def _varied(centre: Cell, **groups: tuple[Mapping[str, Any], ...]) -> tuple[Cell, ...]:
-    """A centre with the cells around it; ``groups`` names factors (``a_x_b`` for a pair) with the fields changed."""
+    """A center with the cells around it; ``groups`` names factors (``a_x_b`` for a pair) with the fields changed."""
     found: dict[str, Cell] = {centre.name: centre}
     for factor, changes in groups.items():
         for change in changes:

@@ -39,7 +39,7 @@ class Asked:
       steps: gradient steps of a client; None if they are open.
       epsilon: None without privacy.
       clusters: of clients, where their number is known.
-      sizes: fewest and most labelled examples of a client, where they are known.
+      sizes: fewest and most labeled examples of a client, where they are known.
     """
 
     measures: Measures

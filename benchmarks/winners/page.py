@@ -27,7 +27,7 @@ _HEADER = (
 
 
 def tables(atlas: Atlas) -> str:
-    """The map as sentences about its centres, counts of wins, and a table for each data set and model."""
+    """The map as sentences about its centers, counts of wins, and a table for each data set and model."""
     found = [(place, verdict(place)) for place in atlas.places]
     parts = ["\n".join(f"- {sentence(place)}" for place, _ in found if set(place.varies) <= {"clients"}), wins(found)]
     for data, model in dict.fromkeys((place.data, place.model) for place in atlas.places):

@@ -15,7 +15,7 @@ from .verdicts import lead, verdict
 
 COMMAND = "jaxpfl winners run"
 _WORST = 10.0
-"""Points at which the colours end."""
+"""Points at which the colors end."""
 
 
 def draw(atlas: Atlas, folder: Path) -> list[Path]:
@@ -25,7 +25,7 @@ def draw(atlas: Atlas, folder: Path) -> list[Path]:
 
 
 def _all(atlas: Atlas) -> Any:
-    """Rows are cells, columns methods; a colour is the points behind the best on test."""
+    """Rows are cells, columns methods; a color is the points behind the best on test."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(n for p in atlas.places for n, own in p.methods.items() if not own.reference))

@@ -18,7 +18,7 @@ class Measures:
 
     Attributes:
       clients: m.
-      examples: n, median over clients of labelled examples, those of the validation among them.
+      examples: n, median over clients of labeled examples, those of the validation among them.
       classes: median over clients of the classes held.
       num_classes: of the data set.
       skew: of the labels, 0 for iid clients to 1 for clients of a single class each (`label_skew`).
@@ -59,13 +59,13 @@ def measures(federation: Federation, num_classes: int) -> Measures:
 
 
 def sizes(federation: Federation) -> tuple[int, int]:
-    """Fewest and most labelled examples of a client, those of the validation among them."""
+    """Fewest and most labeled examples of a client, those of the validation among them."""
     own = np.asarray(federation.train.size) + np.asarray(federation.validation.size)
     return int(own.min()), int(own.max())
 
 
 def _counts(federation: Federation, num_classes: int) -> np.ndarray:
-    """Labelled examples of each class, [m, num_classes]."""
+    """Labeled examples of each class, [m, num_classes]."""
     m, total = federation.num_clients, 0
     for part in (federation.train, federation.validation):
         owner = np.repeat(np.arange(m), np.asarray(part.size))

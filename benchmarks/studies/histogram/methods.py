@@ -109,7 +109,7 @@ class HistogramSettings(Settings):
     clip: float = within(1.0, checks.positive)
     """c: clipping constant of Algorithm 3 as printed."""
     floor: float = within(1e-6, checks.positive)
-    """s: floor of every token's estimate before normalisation; it largely determines the loss of the row Local."""
+    """s: floor of every token's estimate before normalization; it largely determines the loss of the row Local."""
     em_steps: int = within(10, checks.count)
     """EM steps of the Dirichlet mixture, and steps of each cluster's Dirichlet fit."""
     repetitions: int = within(20, checks.count)
@@ -293,7 +293,7 @@ PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
 """Methods with an additional row in which the weight of a user's own histogram depends on its number of tokens."""
 MOMENT_RADIUS = 1.0
-"""B: public clipping norm of a user's standardised deviation over the candidate tokens."""
+"""B: public clipping norm of a user's standardized deviation over the candidate tokens."""
 ONE_RELEASE = ("FedAvg", "FedAvg, denoised")
 CLUSTERINGS = ("IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
 PRIVATE_METHODS = ONE_RELEASE + CLUSTERINGS
@@ -336,7 +336,7 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """Table rows for each method's centers: the personalisation, and its lambda or alpha (NaN if it has neither).
+    """Table rows for each method's centers: the personalization, and its lambda or alpha (NaN if it has neither).
 
     Each row's lambda or alpha is tuned only on the validation users, unless the settings give lambda.
     """

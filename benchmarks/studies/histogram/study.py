@@ -1,4 +1,4 @@
-"""Study that reproduces both columns of Table 1 of Setlur et al. 2023, and can export users' personalised
+"""Study that reproduces both columns of Table 1 of Setlur et al. 2023, and can export users' personalized
 histograms.
 """
 
@@ -169,7 +169,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 
 
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
-    """Write the users' personalised histograms from the first run to an ``.npz`` file.
+    """Write the users' personalized histograms from the first run to an ``.npz`` file.
 
     The function `exported` names the table row. The file's arrays are ``users`` [n], ``vocabulary`` [d], ``histograms``
     [n, d] float32, ``centers`` [k, d], ``cluster`` [n] (each user's nearest center), and ``lam``.
@@ -329,7 +329,7 @@ class HistogramOptions(Options):
     """Options to export every user's estimate to an archive."""
 
     export: Annotated[Path | None, NEW_FILE] = None
-    """Write every user's personalised histogram to this .npz file."""
+    """Write every user's personalized histogram to this .npz file."""
     export_epsilon: float | None = None
     """Epsilon of the exported centers; by default the centers without privacy."""
 
@@ -368,7 +368,7 @@ def _read(given: HistogramSettings) -> Read:
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
-"""Rows that the plots show, each with its own colour."""
+"""Rows that the plots show, each with its own color."""
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
