@@ -1,5 +1,6 @@
-"""Benchmarks: opt-in, each a module with ``main(argv)``; ``python -m benchmarks`` lists them.
+"""Benchmarks, each a module with a function ``main(argv)``; ``python -m benchmarks`` lists them.
 
-What a module measures runs in processes of its own (`worker`), timed in turn (`harness`) and compared by ratios of
-medians of the same run. Nothing here is imported by jaxpfl, and nothing heavy is imported before a worker starts.
+The contenders of a benchmark run in separate processes (`worker`), are timed in turn (`harness`), and are compared by
+ratios of medians from the same run. jaxpfl imports nothing from this package, and heavy packages are imported only in
+the workers.
 """

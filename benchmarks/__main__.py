@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME [options]``; without a name, what there is."""
+"""``python -m benchmarks NAME [options]``; without a name, the benchmarks are listed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAMES = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one benchmark, or list them. An unknown name is one line on standard error and exit status 2."""
+    """Run one benchmark, or list them. For an unknown name, print one line on standard error and exit with status 2."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "--json"):
         lines = {name: (_module(name).__doc__ or "").splitlines()[0] for name in NAMES}

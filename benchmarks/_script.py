@@ -1,6 +1,7 @@
-"""Lets a file of this package run as a script, ``python benchmarks/NAME.py``, with its relative imports.
+"""Support for running a file of this package as a script, ``python benchmarks/NAME.py``, with its relative imports.
 
-The package is ``benchmarks`` in a checkout and ``jaxpfl.benchmarks`` where it is installed; the folders say which.
+The package is called ``benchmarks`` in a checkout and ``jaxpfl.benchmarks`` in an installation. The names of the
+folders show which.
 """
 
 import importlib
@@ -14,7 +15,7 @@ def _package() -> str:
     while (top.parent / "__init__.py").exists():
         top = top.parent
         name = f"{top.name}.{name}"
-    # The folder itself goes last, where its files hide no others; a process that is spawned still finds this file.
+    # The folder itself goes last, so that its files hide no other modules. Spawned processes still find this file.
     others = [p for p in sys.path if not p or Path(p).resolve() not in (here, top.parent)]
     sys.path[:] = [str(top.parent), *others, str(here)]
     importlib.import_module(name)

@@ -1,9 +1,10 @@
-"""AdaPeD's FLOP/s over FedAvg's in the same run: whether its 2.74 times the work costs 2.74 times the time.
+"""FLOP/s of AdaPeD relative to FedAvg: does 2.74 times the work take 2.74 times as long?
 
     python -m benchmarks adaped_flops --data-dir DIR
 
-Rounds of the MNIST CNN on all devices, both methods in turn. A step of AdaPeD is 4 forward and 2 backward passes,
-(4F + 2B) / (F + B) = 2.74 of FedAvg's; counted by hand in ``flops.py``.
+Both methods run rounds of the MNIST CNN on all devices, in turn. A step of AdaPeD has 4 forward passes (F) and 2
+backward passes (B), which is (4F + 2B) / (F + B) = 2.74 times the work of a FedAvg step. The operations are counted by
+hand in ``flops.py``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds of one method on all devices."""
+    """Run rounds of one method on all devices."""
     use_devices()
     return rounds_of(simulate(Problem(**settings)), score=True)
 

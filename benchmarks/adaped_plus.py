@@ -1,17 +1,19 @@
-"""AdaPeD-plus beside other methods: equal gradients and tries, rates chosen on validation examples.
+"""AdaPeD-plus compared with other methods at equal numbers of gradients and tries, with rates chosen by validation.
 
     python -m benchmarks adaped_plus --data-dir DIR --json FILE
 
-Every method has as many tries on each data set, at the same number of gradients of a client, those of its
-personalization included; a method with more gradients a step or for its personal models trains for fewer rounds. The
-tries train on four fifths of each client's training examples, with one seed and a share of the gradients, and are
-scored on the last fifth. The best of each method then trains on all of them, with other seeds, and is scored on test
-examples, once. AdaPeD-plus has one set of static options for all data sets: those with the best mean over the data
-sets of their best try. Its ablations change one ingredient each, at its chosen rates. Every try is in the record,
-which is written after each program, so that an interrupted search goes on.
+On each data set, every method has the same number of tries (hyper-parameter settings), and a client computes the same
+number of gradients in each try, including those for its personalized model. A method with more gradients per step or
+per personalized model therefore trains for fewer rounds. Tries train on four fifths of each client's training examples,
+with one seed and a part of the gradients, and are scored on the last fifth. The best try of each method then trains on
+all training examples, with other seeds, and is scored once on test examples.
 
-With ``--held-out``, the same on CIFAR-10 and PersFL's splits of MNIST, which had no part in the choice of AdaPeD-plus's
-static options: these are those of the first record, fixed.
+AdaPeD-plus uses the same static options on all data sets: the options whose best tries have the best mean over the data
+sets. Each ablation changes one ingredient, at the chosen rates. The record contains every try. It is written after each
+program, so that an interrupted search can continue.
+
+With ``--held-out``, the comparison runs on CIFAR-10 and on PersFL's splits of MNIST, which were not used to choose the
+static options of AdaPeD-plus. The options are those of the first record.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from .record import JobError, command, parser, stored, write
 
 SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 FIRST = Path(__file__).resolve().parent / "results" / "adaped_plus_cpu2.json"
-"""The record that chose AdaPeD-plus's static options."""
+"""Record of the runs that chose AdaPeD-plus's static options."""
 
 
 class Case(NamedTuple):
-    """A data set at its preset.
+    """A data set with its preset.
 
     Attributes:
-      search: gradients of a client, on average, in a try.
-      full: those in a run that is reported.
-      model: in place of the preset's.
+      search: mean number of gradients of a client in a try.
+      full: mean number of gradients of a client in a reported run.
+      model: model that replaces the preset's model.
     """
 
     search: int
@@ -59,7 +61,7 @@ HELD_OUT = {
     "ds3": Case(400, 800, "mlp:100"),
     "cifar10": Case(120, 300),
 }
-"""Data sets on which nothing but rates was ever chosen."""
+"""Data sets on which nothing except the rates was chosen."""
 _USERS: Mapping[str, Any] = {
     **{"data": "mnist", "clients": 10, "cohort": 10, "local_steps": 10, "batch_size": 20},
     **{"pool_test": True, "test_share": 0.2},
@@ -69,11 +71,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "ds2": {**_USERS, "partition": "dirichlet-class", "alpha": 0.9},
     "ds3": {**_USERS, "classes_per_client": 2, "sigma": 2.0},
 }
-"""Fields of the runs' config where the data set is not at its preset: the splits of Divi et al. 2021."""
+"""Config fields that differ from the data set's preset: the splits of Divi et al. 2021."""
 
 
 class Try(NamedTuple):
-    """Static options and hyper-parameters of a try."""
+    """Static options and hyper-parameters of one try."""
 
     options: Mapping[str, Any]
     set: Mapping[str, float]
@@ -85,7 +87,7 @@ def _tries(options: Mapping[str, Any], **values: Iterable[float]) -> list[Try]:
 
 
 def _tied(other: str, rates: Iterable[float], **fixed: float) -> list[Try]:
-    """One rate for both models."""
+    """Return tries that use one rate for both models."""
     return [Try({}, {"lr": rate, other: rate, **fixed}) for rate in rates]
 
 
@@ -131,14 +133,14 @@ ABLATIONS: dict[str, Try] = {
     "weights that sum to one": Try({"normalize": True}, {}),
     "gate": Try({"gate": True}, {}),
 }
-"""Changes of the chosen try."""
+"""Changes to the chosen try, by name of the ablation."""
 DEAR = (
     "no distillation in fine-tuning",
     "no fine-tuning",
     "theta kept",
     "theta kept, mu by distillation alone",
 )
-"""Ablations on the data sets with a convolutional model; digits has all."""
+"""Ablations on data sets with a convolutional model; digits has all ablations."""
 
 
 @command
@@ -172,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class _Study:
-    """The record, and what is run for it."""
+    """The record, and the runs that fill it."""
 
     def __init__(self, args: argparse.Namespace, cases: Mapping[str, Case]):
         self.path: Path | None = args.json
@@ -199,7 +201,7 @@ class _Study:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The part of the record that its page shows."""
+        """Part of the record that the page shows."""
         return {"settings": self.settings, "results": self.results}
 
     def search(self, data: str) -> None:
@@ -220,7 +222,7 @@ class _Study:
                 self.run("ablations", data, PLUS, {label: one})
 
     def run(self, part: str, data: str, method: str, tries: Mapping[str, Try]) -> None:
-        """Run those that the record lacks; tries with the same static options are runs of one program."""
+        """Run the tries that are not in the record; tries with the same static options run as one program."""
         known = self.results[part].setdefault(data, [])
         have = {(row["method"], row["label"]) for row in known}
         missing = {label: one for label, one in tries.items() if (method, label) not in have}
@@ -238,7 +240,7 @@ class _Study:
             )
 
     def fitted(self, part: str, data: str, method: str, tries: Mapping[str, Try]) -> list[dict[str, Any]]:
-        """Accuracy of each try and seed, in %: of validation examples in a search, else of test examples."""
+        """Return the accuracy in % of each try and seed, on validation examples in a search, else on test examples."""
         import numpy as np
 
         import jaxpfl
@@ -292,7 +294,7 @@ class _Study:
 
 
 def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, share: float) -> int:
-    """Rounds with which a client evaluates about ``budget`` gradients on average, its personalization included."""
+    """Return the number of rounds in which a client computes about ``budget`` gradients, with personalization."""
     each = 1 if method in ("local", "fedavg-ft", "fedper") or (method == PLUS and not options.get("keep")) else 2
     tuned = {"fedavg-ft": 60, PLUS: 60}.get(method, 0)
     adapt = options.get("fine_tune_steps", tuned)
@@ -302,9 +304,9 @@ def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, 
 
 
 def chosen(results: Mapping[str, Any], method: str, data: str, options: Mapping[str, Any] | None = None) -> Try:
-    """The best of a method's tries on a data set.
+    """Return the best try of a method on a data set.
 
-    Of AdaPeD-plus, it is among those of the given static options, or of those that are best overall.
+    For AdaPeD-plus, only tries with the given static options count; by default, those with the best overall options.
     """
     rows = [row for row in results["search"][data] if row["method"] == method and not row["diverged"]]
     if method == PLUS:
@@ -315,7 +317,7 @@ def chosen(results: Mapping[str, Any], method: str, data: str, options: Mapping[
 
 
 def structure(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Static options of AdaPeD-plus with the best mean, over the data sets, of their best try."""
+    """Return the static options of AdaPeD-plus whose best tries have the best mean over the data sets."""
 
     def best(rows: list[dict[str, Any]], options: Mapping[str, Any]) -> float:
         return max(row["accuracy"][0] for row in rows if row["method"] == PLUS and row["options"] == options)

@@ -1,8 +1,8 @@
-"""Tables of docs/records/adaped-plus.md, from the records of ``adaped_plus``. Imports nothing of the package.
+"""Tables of docs/records/adaped-plus.md, made from the records of ``adaped_plus``; imports nothing from the package.
 
     python benchmarks/adaped_plus_page.py
 
-writes them into the page.
+writes the tables into the page.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ HELD_OUT = "<!-- measured with --held-out: python benchmarks/adaped_plus_page.py
 Row = Mapping[str, Any]
 
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""97.5 % quantile of Student's t for that many runs, one degree of freedom less."""
+"""97.5 % quantile of Student's t distribution by number of runs; the degrees of freedom are one less."""
 
 
 def with_tables(page: str, record: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
-    """Replace the page's tables by the record's, and by those on data that had no part in the choice."""
+    """Replace the page's tables by tables of the two records; the second record is for the held-out data sets."""
     return between(between(page, HELD_OUT, held_out_tables(held_out)), BEGIN, tables(record))
 
 
 def between(page: str, begin: str, text: str) -> str:
-    """The page with a text in the place of what stands between a mark and the next end of measured tables."""
+    """Return the page with ``text`` in place of everything between the mark ``begin`` and the next mark `END`."""
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
     return f"{before}{begin}\n\n{text}\n\n{END}{after}"
 
 
 def held_out_tables(record: Mapping[str, Any]) -> str:
-    """Verdicts, methods and ablations on the data sets that have been run to their end."""
+    """Return the verdicts, methods and ablations for the data sets whose runs are complete."""
     reported = record["results"]["reported"]
     complete = [data for data in record["settings"]["cases"] if len(record["results"]["ablations"].get(data, ())) > 1]
     parts = [_verdicts(reported, complete), *(f"### {data}\n\n{_methods(reported[data])}" for data in complete)]
@@ -45,7 +45,7 @@ def held_out_tables(record: Mapping[str, Any]) -> str:
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """All tables, in Markdown."""
+    """Return all tables in Markdown."""
     results = record["results"]
     cases, reported = record["settings"]["cases"], results["reported"]
     shown = [data for data in cases if data in reported]
@@ -56,14 +56,14 @@ def tables(record: Mapping[str, Any]) -> str:
 
 
 def lead(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Mean of the paired differences, and half the width of its 95 % interval."""
+    """Return the mean of the paired differences, and half the width of its 95 % interval."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     spread = statistics.stdev(differences) / math.sqrt(len(differences))
     return statistics.fmean(differences), _T[len(differences)] * spread
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """``ahead``, ``level`` or ``behind``, by the interval of the lead."""
+    """Return ``ahead``, ``level`` or ``behind``, depending on the interval of the lead."""
     mean, half = lead(ours, theirs)
     return "level" if abs(mean) <= half else "ahead" if mean > 0 else "behind"
 

@@ -1,11 +1,12 @@
-"""Low-rank adapters on a small transformer: parts shared and personal, bytes and scores, on Python's own sources.
+"""Low-rank adapters on a small transformer: bytes and scores by which parts are shared or personal.
 
     python -m benchmarks adapters --json FILE
 
-Clients are modules of Python's standard library, by bytes (next-token, windows of 32). Half of them train the base by
-FedAvg; the other half start from it, and share or keep different parts. Scored are the last fifth of each module's
-windows, under the model that the client predicts with. The rate of each way is chosen on validation windows with one
-seed, of a grid; scores are means over clients, and over three seeds.
+The data are source files of Python's standard library. Each client has the bytes of one module, cut into windows of 32
+for next-token prediction. Half of the clients train the base model with FedAvg. The other half start from the base
+model, and share or personalize different parts. The score is computed on the last fifth of each module's windows, with
+the model with which the client predicts. The learning rate of each setup is chosen from a grid on validation windows,
+with one seed. Scores are means over clients and over three seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROUNDS, BASE_ROUNDS, STEPS, BATCH = 12, 30, 10, 16
 
 
 class Way(NamedTuple):
-    """A method, and its model: the whole, or adapters with parts that are trained in full or personal (`lora`)."""
+    """A method and its model: the whole model, or adapters (`lora`), possibly with fully trained or personal parts."""
 
     method: str
     adapted: bool = True
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def federations_of(modules: tuple[str, ...]) -> tuple[Any, Any]:
-    """Modules that train the base, every other one of these, and those that start from it."""
+    """Return the federation that trains the base model, and the federation that starts from this model."""
     import sysconfig
 
     import jaxpfl
@@ -100,7 +101,7 @@ def federations_of(modules: tuple[str, ...]) -> tuple[Any, Any]:
 
 
 def _base(federation: Any, rounds: int) -> Any:
-    """Parameters of FedAvg's global model."""
+    """Return the parameters of FedAvg's global model."""
     import jax
 
     import jaxpfl
@@ -137,7 +138,7 @@ def _scores(results: list[Any]) -> dict[str, Any]:
 
 
 def _chosen(way: Way, base: Any, federation: Any, rounds: int, seeds: int, quick: bool) -> dict[str, Any]:
-    """Scores at the rate of the best validation accuracy, that of the first seed."""
+    """Return the scores at the rate with the best validation accuracy, which is chosen with the first seed."""
     import numpy as np
 
     from jaxpfl import METHODS

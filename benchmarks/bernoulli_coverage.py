@@ -1,11 +1,11 @@
-"""Coverage of the 95 % intervals of Bernoulli clients' probabilities, for rare events too.
+"""Coverage of 95 % intervals for the probabilities of Bernoulli clients, including rare events.
 
     python -m benchmarks bernoulli_coverage
 
-Cells: clients whose p_i are of Beta distributions with a mean (``--mean``) and a coefficient of variation
-(``--variation``), of so many samples each. The intervals integrate over the population
-(`empirical_bayes.learned_rates`, in SciPy on the host, a file at a time). ``--repetitions`` are files of clients in
-each cell; ± is a standard error over files, of the mean coverage of a file's clients.
+In a cell, clients have equal numbers of samples, and their probabilities p_i are drawn from a Beta distribution with a
+mean (``--mean``) and a coefficient of variation (``--variation``). The intervals integrate over the population's
+parameters (`empirical_bayes.learned_rates`, computed with SciPy on the host, one file at a time). Each cell has
+``--repetitions`` simulated files of clients. ± is a standard error over files of the mean coverage of a file's clients.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Coverage and mean length in every cell."""
+    """Compute the coverage and mean length of the intervals in every cell."""
     began = time.process_time()
     cells = [
         {
@@ -76,12 +76,12 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def coverage(rng: np.random.Generator, m: int, n: int, mean: float, variation: float, files: int) -> dict[str, float]:
-    """Share of clients that intervals cover, its standard error over files, and their mean length."""
+    """Return the intervals' coverage of clients, its standard error over files, and the intervals' mean length."""
     from jaxpfl.estimators.empirical_bayes import learned_rates
 
     theta = np.full((files, m), mean)
     if variation:
-        total = (1 - mean) / (mean * variation**2) - 1  # of the Beta distribution's two parameters
+        total = (1 - mean) / (mean * variation**2) - 1  # sum of the Beta distribution's two parameters
         theta = rng.beta(mean * total, (1 - mean) * total, (files, m))
     ones = rng.binomial(n, theta)
     ends = [learned_rates.probabilities(of, np.full(m, n), 0.95) for of in ones]

@@ -1,11 +1,12 @@
-"""Client counts from 10 to a million: seconds a round, compile seconds and memory of each.
+"""Seconds per round, compile seconds and memory for 10 to a million clients.
 
     python -m benchmarks clients --plot sweep.png
 
-Full participation on all devices. Linear clients (d = 50, n = 10, ten full-batch steps): regression with one output at
-m = 1e3 ... 1e6, or ``--classes 2`` for softmax regression on two classes. The MNIST CNN (``--model cnn``): ten steps of
-batch 20 at m = 10 ... 5000; each client keeps 60 examples and the clients of a 50-client split repeat, as 5000 clients
-of 1200 images would be 19 GB; a step's work is the same. Counts run in turn, so that ratios are of one run.
+All clients take part in each round, on all devices. Linear clients (d = 50, n = 10, ten full-batch steps) fit a
+regression with one output for m = 1e3 ... 1e6, or with ``--classes 2`` a softmax regression on two classes. Clients of
+the MNIST CNN (``--model cnn``) take ten steps of batch 20 for m = 10 ... 5000. Each CNN client keeps 60 examples, and
+the clients of a 50-client split are repeated, because 5000 clients of 1200 images would need 19 GB. This does not
+change the work of a step. All counts are measured in turn in the same run, so that their ratios are comparable.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ COUNTS = {"linear": (1_000, 10_000, 100_000, 1_000_000), "cnn": (10, 50, 500, 5_
 QUICK = {"linear": (100, 400), "cnn": (2, 4)}
 CAP = 60
 GIB = 2**30
-ASKED_SECONDS, ASKED_GIGABYTES = target(1.0, 0.3), {"floor": 8.0}  # a round of 1e6 linear clients
-ASKED_PER_CLIENT = target(1.15, 1.0)  # the CNN, m = 500 over m = 50
+ASKED_SECONDS, ASKED_GIGABYTES = target(1.0, 0.3), {"floor": 8.0}  # limits for a round of 1e6 linear clients
+ASKED_PER_CLIENT = target(1.15, 1.0)  # limit for the CNN, m = 500 relative to m = 50
 
 
 @command
@@ -98,7 +99,7 @@ def _asked(args: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slope(points: list[tuple[int, float]]) -> float | None:
-    """The least-squares slope of log seconds over log m; None for a single count."""
+    """Return the least-squares slope of log seconds over log m; None for a single count."""
     logs = [(math.log(m), math.log(seconds)) for m, seconds in points]
     mean_x, mean_y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in logs)
@@ -126,7 +127,7 @@ def _plot(args: argparse.Namespace, results: dict[str, Any], slope: float | None
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds at one count, on all devices."""
+    """Run rounds with one number of clients on all devices."""
     use_devices()
     return with_compile_seconds(lambda: rounds_of(simulate(Problem(**settings))))
 

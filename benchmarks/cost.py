@@ -1,9 +1,9 @@
-"""The cost model's seconds a round against measured ones, and the constants that fit this machine best.
+"""Seconds per round predicted by the cost model and measured, and the constants that fit this machine best.
 
     python -m benchmarks cost --data-dir DIR
 
-Eight problems fit the three shares (`cost_model.machine`); the others are predicted with the shares of the
-package, which have not seen them. Asked: within 25 %.
+The model has three constants, the shares in `cost_model.machine`, which are fitted to eight problems. The other
+problems are predicted with the package's shares, which were fitted without them. The target is an error below 25 %.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _fitted(rows: list[dict[str, Any]]) -> list[float]:
-    """Non-negative least squares of the relative errors."""
+    """Return the shares that minimize the squared relative errors, by non-negative least squares."""
     from scipy.optimize import nnls
 
     columns = np.array([row["facts"]["parts"] for row in rows]) / np.array([[row["median"]] for row in rows])
@@ -78,7 +78,7 @@ def _fitted(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds, with the prediction and its unweighted parts, in seconds."""
+    """Run rounds; the facts include the prediction and its unweighted parts, in seconds."""
     use_devices()
     simulation = simulate(Problem(**settings))
     rounds = rounds_of(simulation)

@@ -1,14 +1,15 @@
-"""Defaults of the methods, tried on validation examples of three data sets together.
+"""Search for the methods' default hyper-parameters, by validation examples of three data sets together.
 
     python -m benchmarks defaults --data-dir DIR --json FILE
 
-Digits, MNIST and CIFAR-10 are dealt as their presets say, a fifth of each client's training examples is set apart, and
-every try of a method trains on the rest with the same seed: the tries of one method are runs of one program. Scored is
-the accuracy of the personalized models on the examples set apart, averaged over the data sets, never on test examples.
-A default moves to the best try only where its lead over the old one, paired over the clients of all data sets, is above
-two standard errors; else it stays. Of tries that are level with the best, by the same measure, the one that changes the
-fewest values is taken. Every try is in the record, which is written after each program: a search that was
-interrupted goes on.
+Digits, MNIST and CIFAR-10 are split as in their presets. A fifth of each client's training examples is held out, and
+every try (hyper-parameter setting) of a method trains on the rest with the same seed. All tries of a method run as one
+program. The score is the accuracy of the personalized models on the held-out examples, averaged over the data sets;
+test examples are never used.
+
+The best try replaces a default only if its lead, paired over the clients of all data sets, exceeds two standard errors.
+Among tries that are level with the best one by the same criterion, the one that changes the fewest values is chosen.
+The record contains every try. It is written after each program, so that an interrupted search can continue.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from .record import command, parser, stored, table, write
 
 SEED = 100
 ROUNDS = {"digits": 100, "mnist": 150, "cifar10": 150}
-"""Digits as in the preset; half of MNIST's and a tenth of CIFAR-10's: the search takes an hour or two of one core."""
+"""Rounds: for digits as in its preset, half of MNIST's and a tenth of CIFAR-10's. The search takes one core an hour or
+two."""
 DEVIATIONS = 2.0
-"""By how many standard errors a try must lead before it replaces a default."""
+"""Number of standard errors by which a try must lead before it replaces a default."""
 
 Try = dict[str, float]
 
@@ -75,8 +77,8 @@ TRIES: dict[str, list[Try]] = {
     "fedamp": _grid(alpha=(1.0, 10.0, 100.0, 1e4), sigma=(1.0, 100.0)),
     "fedala": _grid(lr_weights=(1.0,)),
 }
-"""The tries of each method, its default of before the search among them. PersFL, which distils FedAvg's models, keeps
-FedAvg's rate."""
+"""Tries of each method, including the default before the search. PersFL, which distills FedAvg's models, keeps FedAvg's
+rate."""
 BEFORE: dict[str, Try] = {
     "perfedavg": {"alpha": 1e-3, "lr": 0.075},
     "scaffold": {"lr": 0.01},
@@ -97,13 +99,13 @@ BEFORE: dict[str, Try] = {
     "fedamp": {"alpha": 1.0, "sigma": 1.0},
     "fedala": {"lr_weights": 1.0},
 } | {name: {"lr": 0.1} for name in ("fedrep", "local", "fedavg", "fedavg-ft", "fedper", "fedbn", "ifca")}
-"""The defaults of version 0.1, which were the papers' where those state them."""
+"""Defaults of version 0.1, taken from the papers if these state them."""
 OPTIONS: dict[str, list[dict[str, Any]]] = {"fedrep": [{}, {"head_steps": 2}], "fedala": [{}, {"weight_steps": 60}]}
-"""Static options that are tried beside the default ones, each a program of its own."""
+"""Static options that are tried in addition to the default options; each is a separate program."""
 _SMALL = {"digits": "mlp", "mnist": "cnn", "cifar10": "mlp"}
 MODELS = {"fedbn": {"mnist": "cnn-gn", "cifar10": "cnn-gn"}, "fedamp": _SMALL, "fedala": _SMALL}
-"""Models other than the preset's: FedBN needs a normalization, which no preset of digits has; FedAMP and FedALA were
-searched later, with the small network on CIFAR-10."""
+"""Models that replace the preset's. FedBN needs normalization layers, which no preset of digits has. FedAMP and FedALA
+were searched later, with the small network on CIFAR-10."""
 
 
 @command
@@ -126,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _takes(method: str, data: str) -> bool:
-    """True if there is a model of the data set that the method can train."""
+    """Return whether there is a model of the data set that the method can train."""
     return method not in MODELS or data in MODELS[method]
 
 
@@ -138,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _HeldOut:
-    """A data set with examples set apart in the place of its test examples."""
+    """A data set in which held-out training examples replace the test examples."""
 
     def __init__(self, data: str, args: argparse.Namespace):
         from jaxpfl.runs.config import RunConfig, resolve
@@ -153,7 +155,7 @@ class _HeldOut:
         self.federation = federation._replace(test=federation.validation)
 
     def accuracies(self, method: str, options: Mapping[str, Any], tries: list[Try]) -> Any:
-        """Validation accuracy of every client's personalized model, [tries, m]."""
+        """Return the validation accuracy of every client's personalized model, [tries, m]."""
         import jaxpfl
         from jaxpfl.runs.setup import require
 
@@ -173,7 +175,7 @@ class _HeldOut:
 
 
 def _values(method: str, tries: list[Try]) -> dict[str, list[float]]:
-    """The tries as one value for each run; where they set ``lr``, every rate that ``--lr`` stands for goes with it."""
+    """Return each hyper-parameter's values over the tries; ``lr`` also sets all rates that ``--lr`` would set."""
     import jaxpfl
     from jaxpfl.algorithms.parts.hyper import rates
 
@@ -184,7 +186,7 @@ def _values(method: str, tries: list[Try]) -> dict[str, list[float]]:
 
 
 class _Record:
-    """Results found so far, stored in a file if one is given."""
+    """Results so far, stored in a file if one is given."""
 
     def __init__(self, args: argparse.Namespace):
         self.path: Path | None = args.json
@@ -192,7 +194,7 @@ class _Record:
         self.results = stored(self.path, self.settings)
 
     def take(self, method: str, options: dict[str, Any], data: str, held_out: _HeldOut) -> None:
-        """Run those of a method's tries on one data set that the record lacks."""
+        """Run the tries of a method on one data set that are not in the record."""
         label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
         known = self.results.setdefault(label, {}).setdefault(data, {"tries": [], "seconds": 0.0})
         made = [each["set"] for each in known["tries"]]
@@ -212,7 +214,7 @@ class _Record:
         write(self.path, "defaults", self.settings, self.results)
 
     def show(self, names: list[str], data: list[str]) -> None:
-        """Print each try's accuracies, its lead over the default of before the search, and the conclusion."""
+        """Print each try's accuracies, its lead over the default before the search, and the conclusion."""
         for name in names:
             rows = compared(name, self.results, data)
             if not rows:
@@ -234,15 +236,15 @@ class _Record:
 
 
 class Compared(NamedTuple):
-    """A try on all data sets together.
+    """Results of a try on all data sets together.
 
     Attributes:
-      options: static options, as text.
-      set: the hyper-parameters.
-      accuracies: on each data set.
-      mean: of the clients of all data sets, in %.
-      lead, error: of that mean over the default's of before the search, and its standard error over clients, paired.
-      clients: the accuracy of every client, in %.
+      options: static options, as strings.
+      set: hyper-parameters.
+      accuracies: accuracy on each data set.
+      mean: mean accuracy of the clients of all data sets, in %.
+      lead, error: lead over the mean of the default before the search, and its standard error over clients, paired.
+      clients: accuracy of every client, in %.
     """
 
     options: tuple[str, ...]
@@ -255,7 +257,7 @@ class Compared(NamedTuple):
 
 
 def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(ROUNDS)) -> list[Compared]:
-    """A method's tries in a record; none where the record lacks a data set, or the default of before the search."""
+    """Return a method's tries in a record; empty if a data set or the default before the search is missing."""
     import numpy as np
 
     data = [one for one in data if _takes(name, one)]
@@ -280,13 +282,13 @@ def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(
 
 
 def _lead(clients: Any, others: Any) -> tuple[float, float]:
-    """The mean difference and its standard error, of the accuracies of the same clients."""
+    """Return the mean difference between the accuracies of the same clients, and its standard error."""
     difference = clients - others
     return difference.mean(), difference.std(ddof=1) / math.sqrt(len(difference))
 
 
 def choice(name: str, rows: list[Compared]) -> tuple[Try, tuple[str, ...]]:
-    """The hyper-parameters and static options that the rule of this search makes the default."""
+    """Return the hyper-parameters and static options that the rule of this search makes the default."""
     best = max(rows, key=lambda row: row.mean)
     if best.lead <= DEVIATIONS * best.error:
         return BEFORE[name], ()

@@ -1,25 +1,27 @@
-"""Float32 against float64, round for round, for every registered method.
+"""Difference between float32 and float64 over the rounds, for every registered method.
 
     python -m benchmarks drift --json FILE
 
-Digits dealt to 12 clients (three classes each, half of them in a round, all with cfl), an MLP with 16 hidden units, 500
-rounds of five steps. Both precisions start from the same models and draw the same cohorts and batches, which do not
-depend on the type (that each client took part as often is checked here, the rest by the tests). ``distance`` is that of
-all clients' personal models, relative to their norm in float64; ``accuracy`` is the difference of mean personal
-accuracies, in points. The record is written after each method: a run that was interrupted goes on.
+Digits is split among 12 clients (three classes each; half of the clients in a round, all of them with cfl). The model
+is an MLP with 16 hidden units, trained for 500 rounds of five steps. Both precisions start from the same models, and
+draw the same cohorts and batches, which do not depend on the type. (This benchmark checks that each client took part
+equally often; tests check the rest.) ``distance`` is the distance between all clients' personal models, relative to
+their norm in float64. ``accuracy`` is the difference between mean accuracies of the personal models, in percentage
+points. The record is written after each method, so that an interrupted run can continue.
 
-``shaken`` says what rounding has to do with it: the distance between two float64 runs, of which one has every number of
-the server's and the clients' states multiplied by 1 + 2^-24 z, z standard normal, at the start and after every tenth
-round. A method whose float32 run is no further off than that amplifies any perturbation (argmax, thresholds, chaotic
-training), in any precision.
+``shaken`` shows how much of this is due to rounding. It is the distance between two float64 runs, one of which is
+perturbed: at the start and after every tenth round, every number of the server's and clients' states is multiplied by 1
++ 2^-24 z, where z is standard normal. If a method's float32 run is not further away than this run, the method amplifies
+any perturbation (argmax, thresholds, chaotic training), in any precision.
 
-``--smooth`` puts softplus where the networks have relu. A unit whose input is within rounding of zero for some example
-is on in one run and off in the other, and the two part at once by far more than rounding; with softplus none does.
+With ``--smooth``, networks use softplus instead of relu. If a relu unit's input is zero up to rounding for some
+example, the unit may be active in one run and inactive in the other, so the runs diverge by far more than rounding
+errors. This does not happen with softplus.
 
     python -m benchmarks drift --precision bfloat16 --json FILE
 
-Models that compute in bfloat16 against float32 in the same way: digits dealt to 20 clients, all of them in a round of
-ten steps of 20, 100 rounds, three seeds.
+compares models that compute in bfloat16 with float32 in the same way, for digits split among 20 clients, all of them in
+each of 100 rounds of ten steps of batch 20, with three seeds.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ from .problems import use_devices
 from .record import command, parser, positive, stored, table, write
 
 MODELS = {"fedbn": "mlp-ln:16"}
-"""Models of the methods that ask for a part which ``mlp:16`` lacks."""
+"""Models for methods that need a part that ``mlp:16`` lacks."""
 EVERYONE = ("cfl",)
-"""Methods that take no cohort but all clients."""
+"""Methods that require full participation."""
 OF_PRECISION = (("mlp", "fedavg"), ("mlp", "adaped"), ("mlp", "fedper"), ("linear", "fedavg"), ("linear", "adaped"))
-"""Models and methods of `--precision`."""
+"""Models and methods for `--precision`."""
 SEEDS = 3
 SHAKE, SHAKE_EVERY = 2.0**-24, 10
 UNUSED = 1e30
-"""No parameter's size: a loss that was never computed is the largest float, which differs between the types."""
+"""Bound above which a value is no parameter: losses that were never computed are the largest float of their type."""
 
 
 @command
@@ -73,12 +75,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _of_float32(args: argparse.Namespace) -> None:
-    """Float32 against float64."""
+    """Compare float32 with float64."""
     import jaxpfl
 
     names = args.methods or (["fedavg"] if args.quick else list(jaxpfl.METHODS))
     settings = {"rounds": 20 if args.quick else args.rounds or 500, "clients": args.clients or 12}
-    settings |= {"smooth": True} if args.smooth else {}  # records of before have no such setting
+    settings |= {"smooth": True} if args.smooth else {}  # older records lack this setting
     results = stored(args.json, settings)
     for name in names:
         if name not in results:
@@ -94,7 +96,7 @@ def _of_float32(args: argparse.Namespace) -> None:
 
 
 def _of_precision(args: argparse.Namespace) -> None:
-    """Models of another precision against float32."""
+    """Compare models of another precision with float32."""
     settings = {"precision": args.precision, "rounds": 3 if args.quick else args.rounds or 100}
     settings |= {"clients": args.clients or 20, "seeds": SEEDS}
     results = stored(args.json, settings)
@@ -112,7 +114,7 @@ def _of_precision(args: argparse.Namespace) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Distances and accuracies of a method."""
+    """Compute the distances and accuracies of a method."""
     use_devices(1)
     if "precision" in settings:
         return _with_precision(settings)
@@ -164,7 +166,7 @@ def _with_precision(settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _softplus() -> Iterator[None]:
-    """Softplus wherever ``jax.nn.relu`` is called; each measurement is a process of its own."""
+    """Replace ``jax.nn.relu`` by softplus; each measurement has its own process."""
     import jax
 
     relu = jax.nn.relu
@@ -232,7 +234,7 @@ def _simulation(name: str, clients: int) -> Any:
 
 
 def _shaken(seed: int, state: Any, by: float) -> Any:
-    """The state with every number of the server's and the clients' states changed by that part, independently."""
+    """Return the state after perturbing every number of the server's and clients' states independently."""
     import jax
     import jax.numpy as jnp
 
@@ -250,7 +252,7 @@ def _shaken(seed: int, state: Any, by: float) -> Any:
 
 
 def _used(values: np.ndarray) -> np.ndarray:
-    """False where a slot holds nothing: the largest float of its type, or NaN."""
+    """Return False for unused slots, which contain the largest float of their type, or NaN."""
     return abs(values) < UNUSED
 
 
@@ -262,7 +264,7 @@ def _floats(tree: Any) -> list[np.ndarray]:
 
 
 def _distance(found: list[np.ndarray], exact: list[np.ndarray]) -> float:
-    """Norm of the difference over that of ``exact``, of all entries together; entries unused in both left out."""
+    """Return the norm of the difference relative to the norm of ``exact``, over all entries that are used in both."""
     pairs = list(zip(found, exact, strict=True))
     used = [_used(a) | _used(b) for a, b in pairs]
     apart = sum(((a[there] - b[there]) ** 2).sum() for (a, b), there in zip(pairs, used, strict=True))

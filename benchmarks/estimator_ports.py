@@ -1,7 +1,7 @@
-"""Priors on a grid by jaxpfl and by libraries of Python that do the same, for `estimators_compared`.
+"""Priors on a grid, fitted by jaxpfl and by other Python libraries, for `estimators_compared`.
 
-ashrink has ashr's scale mixtures, npeb the NPMLE, by a solver of cvxpy's. Both get jaxpfl's grid and are asked for
-weights alone; posteriors and coverage are then computed alike for all.
+ashrink implements ashr's scale mixtures, and npeb the NPMLE with a solver of cvxpy. Both get jaxpfl's grid and compute
+only the weights. Posteriors and coverage are then computed in the same way for all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _AT_ONCE = 4096
 
 Answer: TypeAlias = tuple[np.ndarray, Callable[[], np.ndarray]]
 Run: TypeAlias = Callable[[], Answer]
-"""Estimates [m], and what says which clients' intervals cover."""
+"""Estimates [m], and a function that returns which clients' intervals cover the true means."""
 
 
 def scale_mixture(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
-    """Weights of 41 normals about zero; four in five means are zero, the others N(0, 2^2)."""
+    """Fit the weights of 41 normals with mean zero; four in five true means are zero, and the others are N(0, 2^2)."""
     theta, x, s = _clients(m)
     low, widest = s.min() / 10, 2 * np.sqrt(max((x**2 - s**2).max(), 0.64 * s.min() ** 2))
     sds = np.r_[0.0, np.geomspace(low, widest, SPREADS - 1)]
@@ -36,7 +36,7 @@ def scale_mixture(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
 
 
 def npmle(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
-    """Weights of 300 atoms over the range of x, of the same clients."""
+    """Fit the weights of 300 atoms over the range of x, for the same clients."""
     theta, x, s = _clients(m)
     places = np.linspace(x.min(), x.max(), ATOMS)
 
@@ -55,7 +55,7 @@ def npmle(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
 def posterior(
     weights: np.ndarray, means: np.ndarray, sds: np.ndarray, x: np.ndarray, s: np.ndarray, theta: np.ndarray
 ) -> Answer:
-    """Posterior means under a mixture of normals [K], and what says which clients' 95 % intervals cover theta."""
+    """Return posterior means under a mixture of K normals, and a function for whether 95 % intervals cover theta."""
     from scipy import special
 
     some = weights > 0

@@ -1,10 +1,10 @@
-"""A study of a thousand to a million clients in one program: seconds and memory of each part.
+"""Seconds and memory of estimation studies with a thousand to a million clients in one program.
 
     python -m benchmarks estimators
 
-Gaussian clients of 15 samples and Bernoulli clients of 14, as in the paper: a "round" draws all samples anew and gives
-the mean squared errors of three estimators, local, personalized (its variances learned from the clients) and private
-(one bit of each client). ``--repetitions`` are timings, in turn.
+Gaussian clients have 15 samples and Bernoulli clients 14, as in the paper. A "round" draws all samples anew, and
+computes the mean squared errors of three estimators: local, personalized (with variances learned from the clients) and
+private (one bit from each client). Each study is timed ``--repetitions`` times, in turn with the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Studies of one model at one count."""
+    """Run studies of one model with one number of clients."""
     import jax
 
     from jaxpfl.estimators import bernoulli, gaussian

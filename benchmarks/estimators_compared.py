@@ -1,14 +1,21 @@
-"""Personalized estimators beside other libraries and loops on the same clients: time, memory, error, coverage.
+"""Personalized estimators compared with other libraries and loops on the same clients: time, memory, error, coverage.
 
     python -m benchmarks estimators_compared
 
-Five kinds of work. mixed model: five samples of each client about its own normal mean, the population learned; beside
-statsmodels' MixedLM and a plain loop. point-normal: a spike and a normal by marginal likelihood; beside SciPy's
-L-BFGS-B on a vectorized likelihood and on a loop. scale mixture and npmle: priors on a grid; beside the libraries
-ashrink and npeb (with cvxpy), which are left out where they are not installed. private: means of which each client
-sends one message at eps = 1; one bit by `estimators.gaussian.split`, beside Gaussian-mechanism means (delta 1e-5).
-All but jaxpfl's contenders end at a count beyond which they are not bearable. ``--repetitions`` are timings after the
-first. Errors of private rows are means over ``--draws`` of clients and messages, ± a standard error.
+There are five tasks:
+
+- mixed model: each client has five samples about its own normal mean, and the population is learned. Contenders are
+  statsmodels' MixedLM and a plain loop.
+- point-normal: a prior with a point mass and a normal, fitted by marginal likelihood. Contenders are SciPy's L-BFGS-B
+  on a vectorized likelihood and on a loop.
+- scale mixture and npmle: priors on a grid. Contenders are the libraries ashrink and npeb (with cvxpy), which are left
+  out if they are not installed.
+- private: means of which each client sends one message at epsilon = 1, as one bit (`estimators.gaussian.split`) or by
+  the Gaussian mechanism with delta 1e-5.
+
+Each contender except jaxpfl has a maximum number of clients, beyond which it takes too long. ``--repetitions`` is the
+number of timings after the first call. Errors of private estimators are means over ``--draws`` draws of clients and
+messages, ± a standard error.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ CONTENDERS = {
     "npmle": {"jaxpfl": 100_000, "npeb": 10_000},
     "private": {"one bit, jaxpfl": None, "Gaussian mechanism, jaxpfl": None, "noisy means": None},
 }
-"""Contenders of each work, and the most clients that they are given."""
+"""Contenders in each task, with the largest number of clients that each is given."""
 SAMPLES, GIB = 5, 2**30
 
 
@@ -84,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Times, peak memory, error and coverage of 95 % intervals of one contender."""
+    """Measure the times, peak memory, error and coverage of 95 % intervals of one contender."""
     import resource
 
     m, name = settings["clients"], settings["contender"]
@@ -123,14 +130,14 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _over_draws(errors: Callable[[int], tuple[float, float]], draws: int) -> dict[str, float | None]:
-    """Mean errors over draws with standard errors, in place of those of the one draw that is timed."""
+    """Return mean errors over draws with standard errors, which replace the errors of the one draw that is timed."""
     found = np.array([errors(i) for i in range(draws)])
     mean, spread = found.mean(axis=0), found.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else (None, None)
     return {"rmse": mean[0], "rmse_stderr": spread[0], "local_rmse": mean[1], "local_rmse_stderr": spread[1]}
 
 
 Run = Callable[[], tuple[np.ndarray, Callable[[], np.ndarray] | None]]
-"""Estimates [m], and what says which clients' intervals cover, not timed."""
+"""Estimates [m], and a function, not timed, that returns which clients' intervals cover the true means."""
 
 
 def _mixed(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
@@ -234,7 +241,7 @@ def _point_normal(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
 
 
 def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray, Callable[[int], tuple[float, float]]]:
-    """As the others, with the errors (estimates', local's) of the i-th draw of clients and messages; 0 is timed."""
+    """Return the run and a function that returns the errors (private, local) in draw i; draw 0 is timed."""
     import jax
 
     from jaxpfl.estimators import base, gaussian

@@ -1,7 +1,8 @@
-"""The competitor fedjax: its own FedAvg on the same split; runs in an interpreter that has fedjax, maybe not jaxpfl.
+"""The contender fedjax: its own FedAvg on the same split, in an interpreter that has fedjax but need not have jaxpfl.
 
-fedjax 0.0.17 calls ``jax.tree_map``, which newer versions of jax no longer have; `work` puts the name back. Its jit
-backend is used: the one for several devices (pmap) calls more that is gone and was no faster on two cores.
+fedjax 0.0.17 calls ``jax.tree_map``, which newer versions of JAX no longer have, so `work` defines it. fedjax's jit
+backend is used. Its backend for several devices (pmap) calls more functions that no longer exist, and was no faster on
+two cores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .worker import Contender
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds of FedAvg on the clients in the file ``data`` (see `save`)."""
+    """Run rounds of FedAvg on the clients in the file ``data`` (see `save`)."""
     import jax
 
     if not hasattr(jax, "tree_map"):
@@ -58,7 +59,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def save(path: str, federation: Any) -> None:
-    """Write the clients' examples, one after the other, and all test examples: arrays that any NumPy reads."""
+    """Write the clients' examples, one client after the other, and all test examples, as plain NumPy arrays."""
     train, test = federation.train, federation.test
     np.savez(
         path,

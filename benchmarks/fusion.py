@@ -1,11 +1,12 @@
-"""Gain of compiling more at once: eager operations, jit a step, jit a round, ten rounds in one call.
+"""Gain from compiling more at once: eager operations, one compiled step, one compiled round, ten rounds in one call.
 
     python -m benchmarks fusion
 
-FedAvg, full participation, ten steps of batch 10, on one device. The first two are FedAvg in plain Python: loops over
-clients and steps, mini-batches drawn on the host, an SGD step that runs operation by operation (as jax does without
-``jit``) or compiled. The last two are jaxpfl with ``rounds_per_call`` 1 and 10. A timing is ten rounds; few clients, as
-eager ones are slow. For a small perceptron on digits, and for the papers' CNN on digits enlarged to 28 x 28.
+The task is FedAvg with full participation and ten steps of batch 10, on one device. The first two contenders are FedAvg
+in plain Python: loops over clients and steps, mini-batches drawn on the host, and an SGD step that is either eager
+(without ``jit``) or compiled. The other two are jaxpfl with ``rounds_per_call`` 1 and 10. A timing covers ten rounds of
+few clients, because eager rounds are slow. The models are a small perceptron on digits, and the papers' CNN on digits
+enlarged to 28 x 28.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """One way to run the rounds."""
+    """Run the rounds in one of the ways."""
     from jaxpfl import ExecutionPlan
 
     use_devices(1)
@@ -64,7 +65,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def python_rounds(problem: Problem, *, jitted: bool) -> Contender:
-    """FedAvg as loops in Python, with the step compiled or not."""
+    """Run FedAvg as loops in Python, with a compiled or an eager step."""
     import jax
     import jax.numpy as jnp
 

@@ -1,15 +1,17 @@
-"""On an accelerator: first results, rounds of all kinds, sweeps, own models, clients in host memory; torch beside them.
+"""Measurements on an accelerator: fits, rounds of all kinds, sweeps, own models, clients in host memory, and torch.
 
     python -m benchmarks gpu --data digits --json gpu.json
 
-Every configuration runs in a process of its own, one after the other, as each may want the whole memory; each is
-warmed up by one round and then timed. Of a ``fit``, a sweep and ``compare``, the whole is the round: ``first`` has its
-compilation (``compare warm`` finds on disk what the cold one compiled). The most informative come first; each has a
-limit of its own, and none goes on beyond the budget. One that fails (out of memory, say) is recorded with its error,
-and the rest goes on; the record is written after each, so that an interrupted run keeps what it has. All clients take
-part; each keeps 60 examples and the data repeat. The torch loop runs fewer clients, as its time is linear in them;
-ratios are of the time of a client-step. GB/s of linear clients count by hand (``flops.py``) what must come from memory
-once a round.
+Each configuration runs in a separate process, one after the other, because each may need all memory. It runs one round
+to warm up, and is then timed. For ``fit``, a sweep and ``compare``, the whole call counts as a round, and ``first``
+includes its compilation (``compare warm`` finds the programs of ``compare cold`` on disk). The most informative
+configurations come first. Each has a time limit, and none starts after the budget is spent. If a configuration fails
+(for example, for lack of memory), its error is recorded and the others continue. The record is written after each
+configuration, so that an interrupted run keeps its results.
+
+All clients take part. Each has 60 examples, and the data repeat. The torch loop runs fewer clients, because its time is
+linear in their number. Ratios compare the time of one step of one client. GB/s of linear clients are computed from the
+bytes that must come from memory once per round, counted by hand (``flops.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from .problems import EXAMPLES, FEATURES, Problem, make_federation, rounds_of, s
 from .record import command, parser, positive, table, target, write
 from .worker import Contender
 
-ASKED = target(50, 300)  # times: AdaPeD at m = 1000 against the torch loop, per client-step
+ASKED = target(50, 300)  # targeted speedup over the torch loop, per step of a client, for AdaPeD at m = 1000
 TORCH_CLIENTS = 20
 
 
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Measured configurations, the most informative first: a budget cuts the end."""
+    """Return the configurations to measure, the most informative first, because the budget may end early."""
     m, many, linear, steps, most = args.clients, args.many, args.linear, args.steps, (64, 256)
     if args.quick:
         m, many, linear, steps, most = 4, 6, [50], 2, (2,)
@@ -106,7 +108,7 @@ def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, An
     def add_whole(name: str, module: str, once: bool = True, **settings: Any) -> None:
         found.append({"name": name, "module": module, "once": once, "given": settings, "limit": limit})
 
-    q, limit = args.quick, 600 if args.anywhere else 90  # seconds; a CPU has time
+    q, limit = args.quick, 600 if args.anywhere else 90  # time limit in seconds; a CPU gets more
     few = replace(cnn, clients=4 if q else 50, cohort=2 if q else 5)
     fitted: dict[str, Any] = {"fit": asdict(replace(few, cap=None)), "rounds": 2 if q else 100}
     for tuning, seeds in (("auto", 1), ("full", 1), ("auto", 5)):
@@ -178,7 +180,7 @@ def _rates(configuration: dict[str, Any], found: dict[str, Any]) -> dict[str, fl
 
 
 def _summary(results: dict[str, Any]) -> dict[str, Any]:
-    """Speedup of a client-step of each configuration over the torch loop on the same device."""
+    """Return the speedup of each configuration over the torch loop on the same device, per step of a client."""
     summary = {}
     for name, row in results.items():
         problem = row.get("problem", {})
@@ -207,7 +209,7 @@ def _report(device: dict[str, Any], results: dict[str, Any], summary: dict[str, 
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """One configuration: seconds of a round, every timing and their median."""
+    """Measure one configuration: seconds of a round, all timings and their median."""
     if "probe" in settings:
         import jax
 
@@ -235,7 +237,7 @@ def _seconds(run: Any, rounds: int) -> float:
 
 
 def _whole(settings: dict[str, Any]) -> Contender:
-    """A whole ``fit``, or a whole ``jaxpfl compare`` with its programs on disk."""
+    """Run a whole ``fit``, or a whole ``jaxpfl compare`` with its programs on disk."""
     if "compare" in settings:
         os.environ["XDG_CACHE_HOME"] = settings["cache"]
         from jaxpfl.cli import main
@@ -287,7 +289,7 @@ def _jax(settings: dict[str, Any]) -> Any:
 
 
 def _differences(problem: Problem) -> dict[str, float]:
-    """Largest difference between the global models of the kernel and of the plain form, after two rounds."""
+    """Return the largest difference between the global models of the kernel and of the plain form after two rounds."""
     import jax
 
     from jaxpfl import ExecutionPlan
@@ -301,7 +303,7 @@ def _differences(problem: Problem) -> dict[str, float]:
 
 
 def _with_parameters(dtype: str) -> Any:
-    """The papers' CNN with parameters of this type; its layers compute in the type of their parameters."""
+    """Return the papers' CNN with parameters of this type; its layers compute in the type of their parameters."""
     import jax
 
     from jaxpfl.models.images import cnn
@@ -327,7 +329,7 @@ def _torch(settings: dict[str, Any]) -> Any:
     server = Server(problem.method, Clients(data, problem.steps, problem.batch, channels_last=False, device=device), [])
 
     precision = settings.get("precision", "float32")
-    # torch's own default is tf32 for convolutions, and float32 for products.
+    # torch's defaults are tf32 for convolutions and float32 for products.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     half = precision == "bfloat16"
 

@@ -1,15 +1,16 @@
-"""Graphs of many clients: network lasso by the spectrum and by conjugate gradients, neighbors of all pairs and not.
+"""Graphs of many clients: solvers of the network lasso, and exact and approximate nearest neighbors.
 
     python -m benchmarks graphs --json FILE
 
-Network lasso (``--nodes``): N clients around N / 50 centers, vectors of ``--numbers`` numbers, joined with their 5
-nearest. Warm rounds, in which every vector has moved a little, by both solvers in turn in one process, in float32 as in
-a run. ``error`` is the largest distance of a fused vector from that of a float64 solution with a thousandth of the
-tolerance, relative to the largest norm. The spectrum itself is taken once in a run.
+Network lasso (``--nodes``): N clients around N / 50 centers, with vectors of ``--numbers`` numbers, are joined with
+their 5 nearest neighbors. Rounds are warm: every vector has moved a little since the last one. The solvers by spectrum
+and by conjugate gradients run in turn in one process, in float32 as in a run. ``error`` is the largest distance of a
+fused vector from a float64 solution with a thousandth of the tolerance, relative to the largest norm. The spectrum is
+computed once per run.
 
-Nearest neighbors (``--vectors``): N vectors of 64 numbers near a surface of six dimensions, 5 neighbors, by all pairs
-and by NN-descent (the package pynndescent; its code compiles at a first call), a process each. ``recall`` is the share
-of edges from 500 vectors to their true neighbors, found one by one, that the graph has.
+Nearest neighbors (``--vectors``): for N vectors of 64 numbers near a surface of six dimensions, 5 neighbors are found
+by comparing all pairs and by NN-descent (the package pynndescent, whose code compiles at the first call), each in its
+own process. ``recall`` is the fraction of the edges from 500 vectors to their true neighbors that the graph contains.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from .record import command, parser, positive, table, write
 
 NODES, NUMBERS, NEIGHBOURS = (500, 1000, 2000), 60, 5
 STRENGTHS = {"drawn together": 0.5, "fused": 1.0}
-"""Too weak to fuse any clients, and enough to fuse all those around each center."""
+"""Strengths of the penalty: one too weak to fuse any clients, and one that fuses all clients around each center."""
 TOLERANCE = 1e-5
-"""Tolerance of the solver's residuals, its default."""
+"""Tolerance of the solver's residuals, which is its default."""
 VECTORS, Q, CHECKED = (10_000, 100_000), 64, 500
 WAYS = {"all pairs": "exact", "pynndescent": "approximate"}
 
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Both solvers on one graph, or the neighbors of all vectors in one way."""
+    """Run both solvers on one graph, or find the neighbors of all vectors in one way."""
     if "nodes" in settings:
         return _lasso(**settings)
     return _neighbours(settings["vectors"], settings["how"])
@@ -140,7 +141,7 @@ def _lasso(nodes: int, numbers: int, repetitions: int, strength: float) -> dict[
         last = jnp.asarray(rounds[-1])
         exact = np.asarray(solver(True, TOLERANCE / 1000)(last, admm.cold(graph, last)).z)
     largest = np.linalg.norm(exact, axis=1).max()
-    warm = {name: seconds[2:] for name, seconds in spent.items()}  # the first compiles and is cold, as is its round
+    warm = {name: seconds[2:] for name, seconds in spent.items()}  # the first compiles, and starts cold
     results: dict[str, Any] = {
         name: {
             "seconds": seconds,
@@ -179,7 +180,7 @@ def _neighbours(number: int, how: str) -> dict[str, Any]:
 
 
 def _recall(vectors: np.ndarray, graph: Any, rng: np.random.Generator) -> float:
-    """Share of edges to true neighbors, of `CHECKED` vectors, that a graph has."""
+    """Return the fraction of the edges to true neighbors of `CHECKED` vectors that a graph contains."""
     edges = graph.first.astype(np.int64) * graph.nodes + graph.second
     rows, there = rng.choice(len(vectors), min(CHECKED, len(vectors)), replace=False), []
     for i in rows:

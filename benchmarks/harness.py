@@ -1,4 +1,4 @@
-"""Contenders side by side: each in a process of its own, timed in turn, compared by medians of the same run."""
+"""Comparison of contenders that run in separate processes and are timed in turn, by medians of the same run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SHORTEST = 0.5  # seconds; a shorter timing says more about the clock and the scheduler than about the work
+SHORTEST = 0.5  # seconds; a shorter timing measures the clock and the scheduler more than the work
 
 
 class Job(NamedTuple):
     """Work of one process.
 
     Attributes:
-      module: the benchmark whose ``work`` it calls.
-      settings: what ``work`` is given; JSON.
-      python: the interpreter.
+      module: benchmark whose function ``work`` is called.
+      settings: argument of ``work``, as JSON values.
+      python: interpreter that runs the process.
     """
 
     module: str
@@ -34,20 +34,20 @@ class Job(NamedTuple):
 
 
 class JobError(RuntimeError):
-    """A process that failed, in one line."""
+    """A process failed; the message is one line."""
 
 
 def compare(jobs: Mapping[str, Job], *, repetitions: int, rounds: int | None = None) -> dict[str, Any]:
-    """Times every contender in turn, ``repetitions`` times over; they start one after the other, each undisturbed.
+    """Time all contenders in turn, ``repetitions`` times; they start one after the other, undisturbed.
 
     Args:
-      jobs: name -> what its process does; their ``work`` returns a `worker.Contender`.
-      repetitions: timings of each contender.
-      rounds: rounds in one timing; None for as many as make it `SHORTEST` long, for each contender.
+      jobs: name -> job, whose ``work`` returns a `worker.Contender`.
+      repetitions: number of timings of each contender.
+      rounds: number of rounds in one timing; None to choose it for each contender so that a timing takes `SHORTEST`.
 
     Returns:
-      name -> ``first`` (seconds of the first round with its compilation), ``rounds`` in one timing, ``seconds`` of a
-      round (every timing), their ``median``, and the contender's ``facts``.
+      Name -> ``first`` (seconds of the first round, with its compilation), ``rounds`` (number in one timing),
+      ``seconds`` (seconds per round of every timing), their ``median``, and the contender's ``facts``.
     """
     workers: dict[str, _Worker] = {}
     results: dict[str, Any] = {}
@@ -69,10 +69,10 @@ def compare(jobs: Mapping[str, Job], *, repetitions: int, rounds: int | None = N
 
 
 def once(job: Job, timeout: float | None = None) -> dict[str, Any]:
-    """The answer of a job whose ``work`` returns a dictionary.
+    """Run a job whose ``work`` returns a dictionary, and return the dictionary.
 
     Raises:
-      JobError: the process failed or took longer than ``timeout`` seconds.
+      JobError: if the process fails or takes longer than ``timeout`` seconds.
     """
     process = _start(job, subprocess.DEVNULL)
     try:
@@ -100,11 +100,11 @@ class _Worker:
         return self._ask(0)
 
     def long_enough(self) -> int:
-        """Rounds that take about `SHORTEST` seconds."""
+        """Return the number of rounds that take about `SHORTEST` seconds."""
         return min(max(1, math.ceil(SHORTEST / max(self.time(1), 1e-6))), 1000)
 
     def stop(self) -> None:
-        """Closes its input, at which it ends; one that is still at work is killed."""
+        """End the process by closing its input; if it is still at work, kill it."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -119,12 +119,12 @@ class _Worker:
             self.process.stdin.write(json.dumps({"rounds": rounds}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended: the answer below says so
+            pass  # it has ended, and the answer below reports this
         return self.answer()
 
 
 def _start(job: Job, stdin: int) -> subprocess.Popen[str]:
-    # First rounds are compiled anew, whatever cache the user has: their seconds are part of what is measured.
+    # First rounds are compiled anew whatever cache the user has, because their seconds are measured.
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     return subprocess.Popen(job.command, stdin=stdin, stdout=subprocess.PIPE, text=True, env=inherited)
 

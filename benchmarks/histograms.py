@@ -1,11 +1,11 @@
-"""Histogram clustering over users, tokens and clusters: seconds a round, memory of sparse counts.
+"""Clustering of histograms by users, tokens and clusters: seconds per round, and memory of sparse counts.
 
     python -m benchmarks histograms --plot scaling.png
 
-A round of Algorithm 2 assigns every user to the nearest of k centers and adds histograms up; counts are sparse, and
-dense for one block of users at a time. Users of 500 tokens are drawn from a Dirichlet mixture; those beyond the first
-5000 repeat them, the work is the same. ``all of it`` is one program of Algorithm 1, ``--steps`` rounds without privacy,
-the release of the mean and as many noisy rounds, on the most users.
+A round of Algorithm 2 assigns every user to the nearest of k centers and adds the histograms of each cluster. Counts
+are sparse, and become dense for one block of users at a time. Users of 500 tokens are drawn from a Dirichlet mixture.
+Users beyond the first 5000 repeat them, which does not change the work. ``all of it`` is one program of Algorithm 1:
+``--steps`` rounds without privacy, the release of the mean, and as many noisy rounds, for the largest number of users.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _plot(args: argparse.Namespace, sweeps: Any, base: dict[str, int], results: 
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds (steps 0), or all of it, at one size."""
+    """Run rounds (if steps is 0), or the whole of Algorithm 1, at one size."""
     import jax
     import jax.numpy as jnp
     import numpy as np

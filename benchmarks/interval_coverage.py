@@ -1,10 +1,11 @@
-"""Coverage of 95 % intervals that take the fitted prior for known, and of those that count its error.
+"""Coverage of 95 % intervals that treat the fitted prior as known, and of intervals that include its uncertainty.
 
     python -m benchmarks interval_coverage
 
-Cells: Poisson counts of mean 5 under a Gamma prior of a coefficient of variation (``--variation``), plug-in and
-integrated; and normal means of errors 1 and spread (``--spread``) under a normal prior, likewise. ``--repetitions`` are
-files of clients in each cell; ± is a standard error over files, of the mean coverage of a file's clients.
+There are two kinds of cells: Poisson counts with mean 5 under a Gamma prior with a given coefficient of variation
+(``--variation``), and normal means with unit errors under a normal prior with a given spread (``--spread``). Both have
+plug-in and integrated intervals. Each cell has ``--repetitions`` simulated files of clients. ± is a standard error over
+files of the mean coverage of a file's clients.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Coverage and mean length of both kinds of intervals in one cell."""
+    """Compute the coverage and mean length of both kinds of intervals in one cell."""
     import jax
 
     files, began = settings["files"], time.process_time()
@@ -77,7 +78,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 Ends = Callable[[int], tuple[Any, ...]]
-"""A file's plug-in low and high, and those that count the prior's error, [m] each."""
+"""Endpoints of a file's intervals, [m] each: plug-in, and with the prior's uncertainty."""
 
 
 def _counts(rng: np.random.Generator, settings: dict[str, Any]) -> tuple[np.ndarray, Ends]:

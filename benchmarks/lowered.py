@@ -1,12 +1,13 @@
-"""Products and bytes of a round, counted in the program that a device would take, beside the roofline of an H100.
+"""Products and bytes of a round, counted in its program for a device, compared with the roofline of an H100.
 
     python -m benchmarks lowered --platform cuda
 
-Nothing is run: the round is traced under the platform's plan, which need not be here. Counted are products (with their
-operands and results, as if each came from memory) and everything that reads or writes rows (gathers, scatters, slices
-and updates); elementwise operations are left out, as a compiler fuses them with these. A loop's body counts as often as
-it runs; a round once. The bound of a product is the larger of its operations over the peak of its type and its bytes
-over the bandwidth; the bound of a round is the sum over its products, and no measurement.
+Nothing is run. The round is traced for a platform's execution plan; the platform need not be present. Products are
+counted (with operands and results, as if each came from memory), as is everything that reads or writes rows (gathers,
+scatters, slices and updates). Element-wise operations are left out, because a compiler fuses them with these. The body
+of a loop counts as often as it runs, and the loop over rounds once. The bound of a product is the larger of two times:
+its operations at the peak rate of its type, and its bytes at the bandwidth. The bound of a round is the sum over its
+products. It is not a measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .problems import Problem, simulate, use_devices
 from .record import command, parser, positive, table, write
 
 H100 = {"bfloat16": 989e12, "tf32": 494e12, "float32": 67e12, "bandwidth": 3.35e12}
-"""Peaks of an H100 SXM without sparsity, in operations a second by type, and bytes a second (NVIDIA's data sheet)."""
+"""Peaks of an H100 SXM without sparsity: operations per second by type, and bytes per second (NVIDIA's data sheet)."""
 
 _ROWS = ("gather", "scatter", "scatter-add", "dynamic_slice", "dynamic_update_slice")
 
@@ -33,12 +34,12 @@ class Operation(NamedTuple):
     """An operation of a round.
 
     Attributes:
-      name: of the primitive.
-      shapes: of operands and result, as text.
-      times: how often it runs in a round.
-      flops: operations of one, zero for those that only move.
-      bytes: of operands and result of one (of a gather or a slice, of the rows that are moved).
-      dtype: of the operands.
+      name: name of the primitive.
+      shapes: shapes of operands and result, as a string.
+      times: number of times that it runs in a round.
+      flops: floating-point operations of one run; zero for operations that only move data.
+      bytes: bytes of operands and result of one run; for a gather or a slice, of the rows that are moved.
+      dtype: type of the operands.
     """
 
     name: str
@@ -89,8 +90,11 @@ def _report(method: str, total: dict[str, Any], rows: int) -> None:
 
 
 def products(found: list[Operation], precision: str) -> list[dict[str, Any]]:
-    """Products of a round, those of most operations first: ``shapes``, ``times``, and of all these times together
-    ``flops``, ``bytes``, and the bound in ``seconds`` with what it is ``bound_by``."""
+    """Return the products of a round, those with most operations first.
+
+    Each has ``shapes`` and ``times``; and, for all its runs together, ``flops``, ``bytes``, and the bound in
+    ``seconds`` with its cause ``bound_by``.
+    """
     rows = []
     for one in sorted((one for one in found if one.flops), key=lambda one: one.times * one.flops, reverse=True):
         seconds, limit = bound(one, precision)
@@ -100,7 +104,7 @@ def products(found: list[Operation], precision: str) -> list[dict[str, Any]]:
 
 
 def summary(found: list[Operation], precision: str) -> dict[str, float]:
-    """Sums over a round: ``flops``, ``product_bytes``, ``row_bytes``, and its bound in ``seconds``."""
+    """Return sums over a round: ``flops``, ``product_bytes``, ``row_bytes``, and its bound in ``seconds``."""
     products = [one for one in found if one.flops]
     rows = sum(one.times * one.bytes for one in found if not one.flops)
     return {
@@ -112,14 +116,14 @@ def summary(found: list[Operation], precision: str) -> dict[str, float]:
 
 
 def bound(one: Operation, precision: str) -> tuple[float, str]:
-    """Least seconds of an operation on an H100, and what bounds it."""
+    """Return the least seconds of an operation on an H100, and what limits it."""
     peak = H100["bfloat16"] if one.dtype == "bfloat16" else H100["tf32" if precision == "tf32" else "float32"]
     arithmetic, memory = one.flops / peak, one.bytes / H100["bandwidth"]
     return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"
 
 
 def operations(jaxpr: Any) -> list[Operation]:
-    """Products and moves of rows in a program and all within it. The body of a `while` loop counts once."""
+    """Return the products and row moves of a program and its inner programs. The body of a `while` loop counts once."""
     from .cost_model.count import equations, flops
 
     found = []
@@ -130,7 +134,7 @@ def operations(jaxpr: Any) -> list[Operation]:
             shapes = f"{_shape(avals[0])} x {_shape(avals[1])}"
             found.append(Operation(name, shapes, times, flops(eqn), sum(map(_bytes, avals[:3])), str(avals[0].dtype)))
         elif name in _ROWS:
-            # Rows are read and written; the array that holds them is not.
+            # The rows that are read and written count, not the array that contains them.
             moved = avals[-1] if name in ("gather", "dynamic_slice") else avals[2 if name.startswith("scatter") else 1]
             found.append(Operation(name, _shape(moved), times, 0.0, 2 * _bytes(moved), str(moved.dtype)))
     return found

@@ -1,11 +1,11 @@
-"""Total squared error of every prior on sparse normal means, beside the least that is possible.
+"""Total squared error of every prior on sparse normal means, compared with the smallest possible error.
 
     python -m benchmarks needles
 
-The design of Johnstone and Silverman 2004, Table 1, which Koenker and Mizera 2014 and others took up: of 1000 means
-with unit errors 5, 50 or 500 are 3, 4, 5 or 7, the others 0. All cells and repetitions run in one program, in double
-precision; every estimator gets the same estimates. ``--repetitions`` are files of each cell; ± is a standard error
-over files.
+The design is Table 1 of Johnstone and Silverman 2004, which Koenker and Mizera 2014 and others also used: of 1000 means
+with unit errors, 5, 50 or 500 are equal to 3, 4, 5 or 7, and the others are 0. All cells and repetitions run in one
+program, in double precision. Every estimator gets the same estimates. Each cell has ``--repetitions`` simulated files;
+± is a standard error over files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Total squared errors of every estimator in every cell."""
+    """Compute the total squared errors of every estimator in every cell."""
     import jax
     import jax.numpy as jnp
 
@@ -105,10 +105,10 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def soft_threshold(clients: int, nonzero: int, size: float) -> float:
-    """Exact total risk of soft thresholding at the universal threshold, the root of 2 log m (Donoho and Johnstone)."""
+    """Return the exact total risk of soft thresholding at Donoho and Johnstone's threshold, sqrt(2 log m)."""
 
     def normal(x: float) -> tuple[float, float]:
-        """Density and distribution function."""
+        """Return the normal density and distribution function."""
         return math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi), (1 + math.erf(x / math.sqrt(2))) / 2
 
     t = math.sqrt(2 * math.log(clients))

@@ -1,9 +1,10 @@
-"""Draws of a client's examples: a round's batches by epochs, by steps and with replacement, and a CNN's whole round.
+"""Time to draw a round's batches by epochs, by steps and with replacement, and time of a CNN's whole round.
 
     python -m benchmarks orders --data-dir DIR
 
-The draws are those of 100 clients of n examples each, one after the other in one program, 10 steps of 20 examples in a
-round; all are in one process, timed in turn. The rounds are of 50 clients whose epoch is a round, 60 steps of 20.
+The draws are for 100 clients of n examples each, one client after the other in one program, with 10 steps of 20
+examples in a round. All draws are timed in turn in one process. The CNN's rounds have 50 clients with 60 steps of 20
+examples, so that an epoch is a round.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
-    """Rounds of one draw, or the seconds of every draw at every size."""
+    """Run rounds of one draw, or measure the seconds of every draw at every size."""
     if "problem" in settings:
         use_devices()
         return rounds_of(simulate(Problem(**settings["problem"]), draw=settings["draw"]))
@@ -57,7 +58,7 @@ def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
 
 
 def _seconds(size: int, repetitions: int) -> dict[str, float]:
-    """Seconds a client of each draw's batches, the median."""
+    """Return the median seconds per client of each draw's batches."""
     import jax
     import jax.numpy as jnp
     import numpy as np

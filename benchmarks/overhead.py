@@ -1,13 +1,13 @@
-"""The engine's share: full and partial rounds against the same client updates with nothing around them.
+"""Overhead of the engine: full and partial rounds compared with the clients' updates alone.
 
     python -m benchmarks overhead --data-dir DIR
 
-The bare contender is one program, too: on each device a loop over its share of the clients that slices a client's data,
-calls the algorithm's ``client.update`` (batch draws and local steps included) and overwrites the last result. What it
-lacks is the engine: drawing the cohort, gathering rows by index, the check for divergence, adding uploads, sums over
-devices, the server's update, writing states back, metrics, the loop over rounds with its history. A partial bare round
-takes the next K clients in order, so that data are as cold in cache as the engine's; where K does not divide evenly,
-its devices take shares as even as can be.
+The bare contender is also one program. On each device, it loops over the device's clients, slices a client's data,
+calls the algorithm's ``client.update`` (which draws batches and takes the local steps) and overwrites the last result.
+It lacks the work of the engine: drawing the cohort, gathering rows by index, the check for divergence, adding uploads,
+sums over devices, the server's update, writing states back, metrics, and the loop over rounds with its history. A
+partial bare round takes the next K clients in order, so that their data are as rarely in cache as in the engine. If K
+is not a multiple of the number of devices, the devices' shares differ by at most one block.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .problems import EXAMPLES, Problem, device_facts, make_federation, make_tas
 from .record import command, parser, table, target, write
 from .worker import Contender
 
-ASKED = target(0.05, 0.01)  # at most
-LINEAR_BLOCK = 125  # divides the shares of 1e5 and of 1e4 clients on 2, 4 and 8 devices
-BLOCKS = {"cnn": 1, "linear": LINEAR_BLOCK}  # clients in one vectorized operation, for engine and bare updates alike
+ASKED = target(0.05, 0.01)  # maximum overhead
+LINEAR_BLOCK = 125  # divides the devices' shares of 1e5 and of 1e4 clients for 2, 4 and 8 devices
+BLOCKS = {"cnn": 1, "linear": LINEAR_BLOCK}  # clients in one vectorized operation, in both contenders
 
 
 @command
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds of the engine, or bare updates of as many clients."""
+    """Run rounds of the engine, or bare updates of as many clients."""
     from jaxpfl import ExecutionPlan
 
     use_devices()
@@ -78,7 +78,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def bare_updates(problem: Problem, block: int) -> Contender:
-    """``client.update`` of K clients a round on every device's share, each result overwritten by the next."""
+    """Call ``client.update`` for K clients per round, in shares on all devices; each result overwrites the last."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import AxisType, Mesh, NamedSharding
@@ -103,12 +103,12 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     def update(message: Any, round: Any, row: Any, data: Any) -> Any:
         participations = round * cohort // problem.clients
         context = ClientContext(round, row, participations, ALL_STEPS, stream(key, Purpose.BATCHES, row))
-        own = client.init(key, hp, context, message)  # a client with memory: as in its first round
+        own = client.init(key, hp, context, message)  # a client with a state, as in its first round
         work_key = stream(key, Purpose.LOCAL_WORK, round, row)
         return client.update(work_key, hp, context, message, own, data)
 
     def some(message: Any, round: Any, first: Any, data: Any) -> Any:
-        """The updates of ``block`` clients that lie together; of one without a client axis."""
+        """Run the updates of ``block`` adjacent clients; a single client has no client axis."""
         if block == 1:
             return update(message, round, first, data.client(first))
         places, held = split_stores(data)

@@ -1,12 +1,13 @@
-"""A user's own modules against the built-in models, with convolutions as products and plain, and against their FLOPs.
+"""A user's own modules compared with the built-in models, by time and by share of the peak FLOP/s.
 
     python -m benchmarks own_models --json own_models.json
 
-FedAvg rounds, one process for each contender, in turn. LeNet is the built-in ``cnn`` as one writes it in flax.linen and
-flax.nnx; ResNet-8 the built-in ``resnet``; the transformer has pre-norm blocks on patches of 4 x 4 pixels (its one
-convolution is their embedding) and no built-in counterpart. Floating-point operations are those of the plain module's
-forward pass, counted in its program, times three (a backward pass costs twice the forward one, the first layer's input
-needs no gradient); the peak is a matrix product of the same run.
+FedAvg rounds are timed in turn, with one process for each contender. LeNet is the built-in ``cnn`` as a user would
+write it in flax.linen and flax.nnx. ResNet-8 is the built-in ``resnet``. The transformer has pre-norm blocks on patches
+of 4 x 4 pixels (embedded by its only convolution) and no built-in counterpart. Convolutions are computed as matrix
+products or in their plain form. The number of floating-point operations is that of the plain module's forward pass,
+counted in its program, times three: a backward pass costs twice as much as a forward pass, except that the first
+layer's input needs no gradient. The peak is that of a matrix product in the same run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .record import command, parser, positive, table, target, write
 from .roofline import jax_product
 from .worker import Contender
 
-ASKED = target(1.3, 1.1)  # times: an own LeNet's round over the built-in one's
+ASKED = target(1.3, 1.1)  # maximum ratio of an own LeNet's round to the built-in model's
 PEAK = 1024
 BUILT_IN = {"LeNet": "cnn", "ResNet-8": "resnet:8"}
 OWN = ("LeNet linen", "LeNet nnx", "ResNet-8 linen", "transformer linen")
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     jobs = {"peak": Job("own_models", {"product": product})}
     names = (*BUILT_IN.values(), *OWN)
     for name in names if not args.quick else ("cnn", "LeNet linen", "LeNet nnx"):
-        # Residual networks take much longer: fewer clients, the same for all that are compared with one another.
+        # Residual networks take much longer, so all contenders that are compared with each other have fewer clients.
         smaller = {} if name.startswith(("LeNet", "cnn")) else {"clients": max(2, args.clients // 5)}
         for form in ("products", "plain") if name in OWN else ("products",):
             given = {"problem": asdict(replace(problem, **smaller)), "model": name, "form": form}
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _summary(results: dict[str, Any], jobs: dict[str, Job], peak: float) -> dict[str, Any]:
-    """For each contender its time over the built-in model's, over its own plain form's, and its share of the peak."""
+    """Return each contender's time relative to the built-in model and to its plain form, and its share of the peak."""
     summary = {}
     for name, row in results.items():
         if name == "peak":
@@ -90,7 +91,7 @@ def _report(results: dict[str, Any], summary: dict[str, Any]) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds of one model, or the product that is the peak."""
+    """Run rounds of one model, or the product that measures the peak."""
     use_devices()
     if "product" in settings:
         return jax_product(settings["product"])
@@ -107,7 +108,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def _model(name: str) -> Any:
-    """A model of that name: a built-in one as text, others as modules."""
+    """Return a model by name: a built-in one as a string, others as modules."""
     if name == "LeNet linen":
         from .round_cnn import naive_cnn
 
@@ -118,7 +119,7 @@ def _model(name: str) -> Any:
 
 
 def lenet_nnx() -> Any:
-    """The papers' CNN in flax.nnx."""
+    """Return the papers' CNN in flax.nnx."""
     from flax import nnx
 
     from jaxpfl import from_nnx
@@ -141,7 +142,7 @@ def lenet_nnx() -> Any:
 
 
 def resnet8() -> Any:
-    """ResNet-8 for CIFAR with group normalization, of flax's own layers; as the built-in one."""
+    """Return ResNet-8 for CIFAR with group normalization, made of flax's layers like the built-in one."""
     import flax.linen as nn
 
     class Block(nn.Module):
@@ -171,7 +172,7 @@ def resnet8() -> Any:
 
 
 def transformer(width: int = 64, blocks: int = 2, heads: int = 4) -> Any:
-    """Pre-norm transformer on patches of 4 x 4 pixels."""
+    """Return a pre-norm transformer on patches of 4 x 4 pixels."""
     import flax.linen as nn
 
     class Transformer(nn.Module):
@@ -189,7 +190,7 @@ def transformer(width: int = 64, blocks: int = 2, heads: int = 4) -> Any:
 
 
 def forward_flops(model: Any, input_shape: tuple[int, ...]) -> float:
-    """Operations of products and convolutions in a forward pass of one example, counted in the model's program."""
+    """Return the operations of products and convolutions in a forward pass of one example, from the model's program."""
     import jax
     import jax.numpy as jnp
 

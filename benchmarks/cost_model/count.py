@@ -1,7 +1,8 @@
 """Operations and bytes of a function, counted in its traced program.
 
-A loop counts as often as it runs, and a choice as its dearest branch. A loop of unknown length is taken to run
-``trips`` times and is said (`Work.unknown_loops`). XLA's own ``cost_analysis`` counts the body of every loop once.
+The body of a loop counts as often as it runs, and a conditional counts as its most expensive branch. A loop of unknown
+length is assumed to run ``trips`` times, and is counted in `Work.unknown_loops`. XLA's own ``cost_analysis``, in
+contrast, counts the body of every loop once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FREE = frozenset(
         "optimization_barrier",
     ]
 )
-"""Operations that XLA makes part of those that read them."""
+"""Operations that XLA fuses into the operations that read their results."""
 
 _MOVES = frozenset(
     [
@@ -55,16 +56,16 @@ _MOVES = frozenset(
         "select_and_scatter_add",
     ]
 )
-"""Operations that copy: their results are written and read again."""
+"""Operations that copy data: their results are written to memory and read again."""
 
 
 class Product(NamedTuple):
-    """A matrix product, or a batch of them: [batch] x ([m, k] @ [k, n]).
+    """A matrix product, or a batch of matrix products [batch] x ([m, k] @ [k, n]).
 
     Attributes:
       batch, m, k, n: sizes.
-      left: whether the left factor lies transposed in memory, [k, m].
-      right: whether the right factor does, [n, k].
+      left: whether the left factor is stored transposed, [k, m].
+      right: whether the right factor is stored transposed, [n, k].
     """
 
     batch: int
@@ -76,7 +77,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations; a multiplication and an addition are two."""
+        """Number of floating-point operations; a multiplication and an addition count as two."""
         return 2 * self.batch * self.m * self.k * self.n
 
 
@@ -84,11 +85,11 @@ class Work(NamedTuple):
     """Work of a function.
 
     Attributes:
-      products: matrix products and convolutions (as products of patches), with the times that each runs.
-      elements: results of element-wise operations and reductions, in elements.
-      moved: bytes that copies write.
-      operations: operations that run, each of them a kernel or a part of one.
-      unknown_loops: loops whose length is a value of the program.
+      products: matrix products, and convolutions as products with patches -> number of times that each runs.
+      elements: number of elements computed by element-wise operations and reductions.
+      moved: number of bytes that copies write.
+      operations: number of operations; each is a kernel or part of a kernel.
+      unknown_loops: number of loops whose length is known only at run time.
     """
 
     products: Mapping[Product, float] = MappingProxyType({})
@@ -99,11 +100,11 @@ class Work(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of the products."""
+        """Number of floating-point operations in the products."""
         return sum(product.flops * times for product, times in self.products.items())
 
     def plus(self, other: Work, times: float = 1) -> Work:
-        """The sum with so many times other work."""
+        """Return the sum of this work and ``times`` times ``other``."""
         products = dict(self.products)
         for product, count in other.products.items():
             products[product] = products.get(product, 0) + times * count
@@ -117,12 +118,12 @@ class Work(NamedTuple):
 
 
 def work_of(function: Callable[..., Any], *arguments: Any, trips: float = 1) -> Work:
-    """Work of a function of arguments of these shapes; nothing is computed.
+    """Count the work of a function for arguments of these shapes; nothing is computed.
 
     Args:
-      function: a pure function.
+      function: pure function.
       arguments: arrays, or their shapes.
-      trips: times that a loop of unknown length runs.
+      trips: assumed number of iterations of a loop of unknown length.
 
     Examples:
       >>> one = jax.ShapeDtypeStruct((8, 8), "float32")
@@ -138,15 +139,16 @@ def work_of(function: Callable[..., Any], *arguments: Any, trips: float = 1) -> 
 def equations(
     jaxpr: jex.Jaxpr, *, times: float = 1, trips: float = 1, wanted: Sequence[bool] | None = None
 ) -> Iterator[tuple[jex.JaxprEqn, float]]:
-    """Operations of a program and of those within it, with the times that each runs; a `while` also as itself.
+    """Yield the operations of a program and of its inner programs, each with the number of times that it runs.
 
-    What is behind no wanted output is left out, as XLA leaves it out (the first layer's input's gradient, say).
+    A `while` loop is also yielded itself. Operations that no wanted output depends on are left out, because XLA removes
+    them too (for example, the gradient of the first layer's input).
 
     Args:
-      jaxpr: the program.
-      times: it runs.
-      trips: times that a loop of unknown length runs.
-      wanted: for each output; all by default.
+      jaxpr: program.
+      times: number of times that the program runs.
+      trips: assumed number of iterations of a loop of unknown length.
+      wanted: whether each output is used; by default, all are.
     """
     outs = jaxpr.outvars if wanted is None else [v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w]
     live = {v for v in outs if isinstance(v, jex.Var)}
@@ -177,7 +179,7 @@ def _within(
 
 
 def flops(eqn: jex.JaxprEqn) -> int:
-    """Floating-point operations of a product or a convolution; zero for anything else."""
+    """Return the number of floating-point operations of a product or a convolution; zero for other operations."""
     product = _product(eqn)
     return 0 if product is None else product.flops
 
@@ -198,7 +200,7 @@ def _work(eqn: jex.JaxprEqn) -> Work:
 
 
 def _inner(params: dict[str, Any]) -> jex.Jaxpr | None:
-    """Program within an operation that runs it once; of a custom derivative or batching, the function and no rule."""
+    """Return the program inside an operation that runs it once; for a custom rule, the function itself."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
         if params.get(name) is not None:
             return getattr(params[name], "jaxpr", params[name])
@@ -206,7 +208,7 @@ def _inner(params: dict[str, Any]) -> jex.Jaxpr | None:
 
 
 def _product(eqn: jex.JaxprEqn) -> Product | None:
-    """The product that an operation is, a convolution as that of its kernel with its patches; None for others."""
+    """Return an operation's matrix product (for a convolution, of its kernel with patches); None for others."""
     params = eqn.params
     if eqn.primitive.name == "dot_general":
         contract, batched = params["dimension_numbers"]
@@ -225,7 +227,7 @@ def _product(eqn: jex.JaxprEqn) -> Product | None:
 
 
 def _first_is_summed(ndim: int, contract: Sequence[int], batched: Sequence[int]) -> bool:
-    """True where a factor's first dimension beside the batch is one that the product sums over."""
+    """Return whether a factor's first dimension after the batch dimensions is one that the product sums over."""
     return next((i in contract for i in range(ndim) if i not in batched), True)
 
 

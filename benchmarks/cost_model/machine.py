@@ -1,11 +1,12 @@
-"""Speed of a CPU core, measured in a moment, and the time of a client's work on it.
+"""Speed of a CPU core, measured in a moment, and the time that clients' work takes on it.
 
     seconds of b clients in one vectorized operation = P + b E / V + O c
 
-with P the seconds of b clients' products, each timed at its own shape (`products.seconds_of`), E the elements of
-element-wise operations and O the operations of ONE client (`count.Work`). V and c are this core's, from two small
-programs. Each part is weighed by a share fitted once to eight problems (benchmarks/cost.py): the element-wise
-operations of a training step are dearer than the probe's, and some of its operations are fused into others.
+P is the time of the products of b clients, each timed at its own shape (`products.seconds_of`). E is the number of
+elements of element-wise operations, and O the number of operations, of ONE client (`count.Work`). The core's constants
+V and c are measured by two small programs. Each part is multiplied by a share, which was fitted once to eight problems
+(benchmarks/cost.py): element-wise operations of a training step are slower than those of the small program, and some
+operations are fused into others.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _TINY = 8
 
 
 class Parts(NamedTuple):
-    """Seconds of each part of some work, or their weights.
+    """Seconds of each part of some work, or weights of the parts.
 
     Attributes:
-      products: of the matrix products.
-      elements: of element-wise operations and reductions.
-      operations: that every operation takes beside.
+      products: matrix products.
+      elements: element-wise operations and reductions.
+      operations: fixed time of every operation.
     """
 
     products: float
@@ -41,16 +42,17 @@ class Parts(NamedTuple):
 
 
 SHARES = Parts(products=0.84, elements=2.0, operations=0.66)
-"""Weight of each part in a training step, beside the probes'."""
+"""Weight of each part in a training step, relative to the small programs that measure the core."""
 
 
 class Core(NamedTuple):
     """Speed of one CPU core in a client's training step.
 
     Attributes:
-      elements: V, element-wise results a second.
-      operation: c, seconds that each operation takes beside.
-      products: seconds of a client's products, given the clients in one vectorized operation and the devices at work.
+      elements: V, element-wise results per second.
+      operation: c, fixed seconds per operation.
+      products: function ``(products, clients, devices) -> seconds`` for the products of ``clients`` clients in one
+        vectorized operation, with ``devices`` devices at work.
       shares: weights of the parts.
     """
 
@@ -60,7 +62,7 @@ class Core(NamedTuple):
     shares: Parts = SHARES
 
     def parts(self, work: Work, clients: int = 1, devices: int = 1) -> Parts:
-        """Seconds of each part of the same work of so many clients in one vectorized operation, unweighted."""
+        """Return the unweighted seconds of each part, for several clients' equal work in one vectorized operation."""
         return Parts(
             self.products(work.products, clients, devices),
             clients * work.elements / self.elements,
@@ -68,14 +70,14 @@ class Core(NamedTuple):
         )
 
     def seconds(self, work: Work, clients: int = 1, devices: int = 1) -> float:
-        """Time of the same work of so many clients in one vectorized operation, with every device at work."""
+        """Return the time of several clients' equal work in one vectorized operation, with every device at work."""
         parts = self.parts(work, clients, devices)
         return sum(share * part for share, part in zip(self.shares, parts, strict=True))
 
 
 @functools.cache
 def this_core() -> Core:
-    """Speed of a core of this machine, from two small programs that take a third of a second, once in a process."""
+    """Measure the speed of a core of this machine by two small programs, in a third of a second; cached."""
     x = jnp.ones((_ELEMENTS,), jnp.float32)
     element = _seconds(lambda _, x: jnp.maximum(x * 0.5 + 0.1, 0) - 0.2 * x, 500, (), x)
     tiny = _seconds(lambda a, x: jnp.roll(x, 1) @ a, 3000, jnp.eye(_TINY), jnp.ones((_TINY, _TINY)))
@@ -83,7 +85,7 @@ def this_core() -> Core:
 
 
 def _seconds(body: Callable[[Any, Array], Array], times: int, given: Any, start: Array) -> float:
-    """Best time of one pass of a loop, on the first device."""
+    """Return the best time of one iteration of a loop on the first device."""
 
     @jax.jit
     def loop(given: Any, carry: Array) -> Array:

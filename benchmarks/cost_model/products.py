@@ -1,7 +1,7 @@
 """Seconds of matrix products on this machine's CPU, each timed at its own shape.
 
-One rate for all products misleads by up to five: small ones of many clients are computed by another kernel than large
-ones of a client alone, and both waste part of a core at their edges.
+A single rate for all products would be wrong by a factor of up to five. Many clients' small products use a different
+kernel than one client's large products, and both kernels waste part of a core at the edges of the matrices.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from jaxpfl.core.types import Array
 from .count import Product
 
 DEAREST = 16
-"""Shapes that are timed; the others are taken to run at these ones' mean rate."""
+"""Number of shapes that are timed; the other products are assumed to run at the mean rate of these shapes."""
 
-_SECONDS, _GUESS = 2e-3, 2e10  # of one timing; floating-point operations a second, to choose how often to repeat
-_LARGEST = 2**24  # numbers in a factor; a larger batch of products is timed in part
+_SECONDS, _GUESS = 2e-3, 2e10  # seconds of a timing; assumed FLOP/s, from which repetitions follow
+_LARGEST = 2**24  # numbers in a factor; of a larger batch of products, only a part is timed
 
 
 def seconds_of(products: Mapping[Product, float], clients: int = 1, devices: int = 1) -> float:
-    """Time of so many clients' products, with every device at work.
+    """Return the time of the products of several clients, with every device at work.
 
     Args:
-      products: of one client, with the times that each runs.
-      clients: in one vectorized operation.
-      devices: that run the same at once.
+      products: products of one client -> number of times that each runs.
+      clients: number of clients in one vectorized operation.
+      devices: number of devices that run the same products at once.
     """
     order = sorted(products, key=lambda product: -product.flops * products[product])
     timed = {p: products[p] * _once(p._replace(batch=p.batch * clients), devices) for p in order[:DEAREST]}
@@ -42,14 +42,14 @@ def seconds_of(products: Mapping[Product, float], clients: int = 1, devices: int
 
 @functools.lru_cache(maxsize=512)
 def _once(product: Product, devices: int) -> float:
-    """Best time of one such product on each device at once."""
+    """Return the best time of one product that every device runs at once."""
     batch, m, k, n, left, right = product
     part = max(1, min(batch, _LARGEST // max(m * k, k * n, m * n, 1)))
     times = int(min(1000, max(2, _SECONDS / (part * 2 * m * k * n / _GUESS + 2e-6))))
     shape = (part,) if batch > 1 else ()
 
     def body(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        # The barriers tie each product to the one before, so that none is left out or moved out of the loop.
+        # The barriers make each product depend on the previous one, so that none is removed or moved out of the loop.
         a, b, last = jax.lax.optimization_barrier(carry)
         product = jax.lax.optimization_barrier((a.mT if left else a) @ (b.mT if right else b))
         return a, b, last + product.ravel()[-1:]
@@ -70,7 +70,7 @@ def _once(product: Product, devices: int) -> float:
 
 
 def best_seconds(run: Callable[[], Array], repetitions: int) -> float:
-    """Least time of a call, after a first one that may compile."""
+    """Return the shortest time of a call, after a first call that may compile."""
     run().block_until_ready()
     found = []
     for _ in range(repetitions):

@@ -21,12 +21,13 @@ class Cost(NamedTuple):
     """Cost of a round.
 
     Attributes:
-      works: of one client's round, for each group of clients.
+      works: work of one client's round, for each group of clients.
       up, down: bytes that a client uploads and receives, uncompressed.
-      together: clients (of all runs that are one axis) in one vectorized operation.
-      turns: such operations that a device runs one after the other, in each group.
-      seconds: of a round of all runs on this machine; None on another backend than a CPU, whose constants have not been
-        measured, and for models in parts. Drawing the cohort, the server's update and evaluation come on top.
+      together: number of clients in one vectorized operation, over all runs that share its axis.
+      turns: number of such operations that a device runs one after the other, for each group.
+      seconds: time of a round of all runs on this machine, without drawing the cohort, the server's update and
+        evaluation.
+        None on other backends than the CPU, whose constants are not measured, and for sharded models.
     """
 
     works: tuple[Work, ...]
@@ -38,21 +39,21 @@ class Cost(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of a client's round; of the dearest group."""
+        """Number of floating-point operations in a client's round, for the most expensive group."""
         return max(work.flops for work in self.works)
 
 
 def cost(simulation: Simulation, runs: int = 1) -> Cost:
-    """Cost of a round of so many runs of a simulation, before any is run."""
+    """Return the cost of a round of several runs of a simulation, without running it."""
     up, down = simulation.bytes_per_client()
     cohorts = [min(simulation.participation.capacity, group.size) for group in simulation._groups]
     return cost_of(works_of(simulation), cohorts, simulation.execution, runs, up=up, down=down)
 
 
 def works_of(simulation: Simulation) -> tuple[Work, ...]:
-    """Work of one client's round in each group, with all of its local steps.
+    """Return the work of one client's round in each group, with all local steps.
 
-    Passes over all of a client's examples take as many chunks as a client of the group has on average.
+    A pass over all of a client's examples is assumed to take as many chunks as in the mean client of the group.
     """
     algorithm, participation = simulation.algorithm, simulation.participation
     state, hp = simulation.shapes_of_one_run()
@@ -80,15 +81,15 @@ def cost_of(
     down: int = 0,
     core: Core | None = None,
 ) -> Cost:
-    """Cost of a round.
+    """Return the cost of a round.
 
     Args:
-      works: of one client's round, for each group.
-      cohorts: clients of each group in a round.
-      execution: the resolved plan.
-      runs: S, seeds and settings.
-      up, down: bytes of a client.
-      core: the speed of a core; measured unless given, on a CPU.
+      works: work of one client's round, for each group.
+      cohorts: number of clients of each group in a round.
+      execution: resolved execution plan.
+      runs: number of runs S (seeds and settings).
+      up, down: bytes that a client uploads and receives.
+      core: speed of a core; measured by default, on a CPU.
     """
     together = execution.block * (runs if execution.vmap_runs else 1)
     in_turn = 1 if execution.vmap_runs else runs
@@ -97,6 +98,6 @@ def cost_of(
     if core is None and jax.default_backend() == "cpu" and execution.model_shards == 1:
         core = this_core()
     seconds = None
-    if core is not None and execution.model_shards == 1:  # what parts of a model exchange is not modeled
+    if core is not None and execution.model_shards == 1:  # the communication between shards of a model is not modeled
         seconds = sum(n * core.seconds(work, together, execution.devices) for n, work in zip(turns, works, strict=True))
     return Cost(works, up, down, together, turns, seconds)
