@@ -1,15 +1,15 @@
-"""Accuracy under user-level differential privacy: Table 2 and Figure 1b of Ozkara et al., soundly accounted.
+"""Accuracy under user-level differential privacy: Table 2 and Figure 1b of Ozkara et al., with valid accounting.
 
     python -m benchmarks privacy table2 --data-dir DIR --json FILE
 
-``table2`` is MNIST on 50 clients of three classes, all of them in each of 300 rounds; ``figure1b`` has writers in place
-of FEMNIST's, 66 clients of three, a third of them in each of 240 rounds. The noise is added once to the clipped sum of
-a round and calibrated by dp-accounting. Hyper-parameters are each method's defaults but for the clipping norm, which
-is chosen first, for each row of the table, on a fifth of the clients' training examples set apart, with a seed of its
-own: at every eps for federated averaging, at the middle one for the others, which cost more. Test examples are looked
-at once, by ``--seeds`` runs that train on all training examples. Every try is in the record, which is written after
-each program: a run that was interrupted goes on. Local training has nothing to clip: in its second row it is given as
-many tries of its learning rate.
+``table2`` uses MNIST, split among 50 clients with three classes each, all of them in each of 300 rounds. ``figure1b``
+uses writers of MNIST instead of FEMNIST's: 66 clients of three writers, a third of them in each of 240 rounds. Noise is
+added once to the clipped sum of a round, and calibrated by dp-accounting. Hyper-parameters are each method's defaults,
+except the clipping norm. It is chosen first, for each row of the table, on a held-out fifth of the clients' training
+examples, with a separate seed. For federated averaging, it is chosen at every epsilon; for the other methods, which
+cost more, at the middle epsilon. Test examples are used once, by ``--seeds`` runs that train on all training examples.
+The record contains every try. It is written after each program, so that an interrupted run can continue. Local training
+has no clipping norm, so its second row has as many tries of its learning rate.
 
 Reference: Ozkara et al. 2023, Figure 1b; Ozkara et al. 2023, Table 2; Ozkara et al. 2022, Figure 1.
 """
@@ -36,7 +36,7 @@ DELTA, TRIAL_SEED = 1e-4, 100
 
 @dataclass(frozen=True)
 class Study:
-    """A setting: the data set's preset, eps, and the clipping norms that are tried."""
+    """A setting: the data set's preset, the values of epsilon, and the clipping norms to try."""
 
     data: str
     cohort: int
@@ -59,7 +59,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaped-gated-idle": ("adaped", {"gate": True, "idle_rounds": 10}),
     "fedem": ("fedem", {}),
 }
-"""Trained runs: method and options. Local training with idle rounds is that of everyone in every round."""
+"""Trained programs: method and options. Local training with idle rounds trains all clients in every round."""
 ROWS = {
     "local": ("local", "after"),
     "local, rate chosen": ("local-rate", "after"),
@@ -72,7 +72,7 @@ ROWS = {
     "AdaPeD, idle": ("adaped-idle", "after"),
     "AdaPeD, gated, idle": ("adaped-gated-idle", "after"),
 }
-"""The table's rows: which of a program's models is scored."""
+"""Rows of the table: which of a program's models is scored."""
 LOCAL = ("local", "local-idle", "local-rate")
 RATES = (0.01, 0.03, 0.1, 0.3)
 
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     setting = _Setting(STUDIES[args.study], args)
     idlers = not setting.participation.everyone
     for program in args.programs or [name for name in PROGRAMS if idlers or not name.endswith("idle")]:
-        if program in LOCAL:  # uploads nothing: no noise, and so no clipping norm to choose
+        if program in LOCAL:  # uploads nothing, so there is no noise and no clipping norm to choose
             hyper = {}
             if program == "local-rate":
                 record.take(f"{program}, trials", partial(setting.rates, program))
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Setting:
-    """Data, participation and the calibrated noise of a study."""
+    """Data, participation and calibrated noise of a study."""
 
     def __init__(self, study: Study, args: argparse.Namespace):
         import numpy as np
@@ -156,7 +156,7 @@ class _Setting:
         return self.federation.num_clients
 
     def trials(self, program: str, runs: list[tuple[float, float]]) -> list[dict[str, Any]]:
-        """One run for each (eps, C), all in one program, scored on the examples set apart."""
+        """Run each pair (epsilon, clipping norm), all in one program, and score the runs on the held-out examples."""
         from jaxpfl.privacy import Mechanism
 
         z, norms = tuple(self.noise[eps] for eps, _ in runs), tuple(norm for _, norm in runs)
@@ -167,12 +167,12 @@ class _Setting:
         ]
 
     def rates(self, program: str) -> list[dict[str, Any]]:
-        """One run for each learning rate, all in one program, scored on the examples set apart."""
+        """Run each learning rate, all in one program, and score the runs on the held-out examples."""
         scores, _ = self._fit(program, self.held_out, [TRIAL_SEED] * len(RATES), None, lr=list(RATES))
         return [{"lr": lr, "after": float(own.mean())} for lr, own in zip(RATES, scores["after"], strict=True)]
 
     def test(self, program: str, eps: float | None = None, norm: float | None = None, **hyper: float) -> dict[str, Any]:
-        """The runs that count, scored on the test examples."""
+        """Run the final runs, and score them on the test examples."""
         from jaxpfl.privacy import Mechanism, plan_of
 
         mechanism = None if eps is None or norm is None else Mechanism(self.noise[eps], norm)
@@ -185,7 +185,7 @@ class _Setting:
     def _fit(
         self, program: str, federation: Any, seeds: list[int], mechanism: Any, **hyper: Any
     ) -> tuple[dict[str, Any], Any]:
-        """Accuracies [S, m] of each model, and the mean psi after every tenth round where there is one."""
+        """Return the accuracies [S, m] of each model, and the mean psi after every tenth round (if any)."""
         import numpy as np
 
         import jaxpfl
@@ -211,7 +211,7 @@ class _Setting:
 
 
 class _Record:
-    """Results found so far, stored in a file if one is given."""
+    """Results so far, stored in a file if one is given."""
 
     def __init__(self, args: argparse.Namespace):
         self.path: Path | None = args.json
@@ -219,7 +219,7 @@ class _Record:
         self.results = stored(self.path, self.settings)
 
     def try_out(self, program: str, tries: list[tuple[float, float]], setting: _Setting) -> None:
-        """Run the tries that are not in the record yet, and write them."""
+        """Run the tries that are not in the record, and write them."""
         name = f"{program}, trials"
         known = self.results.get(name, {"found": [], "seconds": 0.0})
         done = {(t["epsilon"], t["clipping_norm"]) for t in known["found"]}
@@ -228,7 +228,7 @@ class _Record:
             self._keep(name, known["found"] + setting.trials(program, left), known["seconds"] - began)
 
     def take(self, name: str, measure: Any) -> None:
-        """Measures what is not in the record yet, and writes it."""
+        """Measure what is not in the record, and write it."""
         if name not in self.results:
             began = time.monotonic()
             self._keep(name, measure(), -began)
@@ -240,8 +240,10 @@ class _Record:
         write(self.path, "privacy", self.settings, self.results)
 
     def chosen(self, row: str, eps: float) -> float:
-        """The clipping norm of a row: the best at this eps on the examples set apart, or at the one that was tried; of
-        equals the smallest."""
+        """Return the clipping norm of a row: the best on the held-out examples, and of equally good norms the smallest.
+
+        It is the best at this epsilon, or at the epsilon that was tried.
+        """
         program, which = ROWS[row]
         tries = self.results[f"{program}, trials"]["found"]
         tries = [t for t in tries if t["epsilon"] == eps] or tries

@@ -1,12 +1,13 @@
-"""Gain from collaboration under user-level privacy, beside controls that regularize or start alike but share nothing.
+"""Gain from collaboration under user-level privacy, relative to controls that share nothing.
 
     python -m benchmarks private_gain --data-dir DIR --json FILE
 
-Under strong noise a private method can be ahead of local training although the clients learn nothing from each other:
-by a pull towards a fixed model, softer targets, or a start from public examples. So local training has these comforts
-too, and what is asked is the lead over the best of such controls. All have six tries; the best on validation examples
-is scored on test examples. Leads are paired over splits. Every try is in the record, which is written after each
-program, so that an interrupted study goes on. The choice of a try is not part of the claims.
+Under strong noise, a private method may be better than local training although the clients learn nothing from each
+other, because of a penalty towards a fixed model, softer targets, or a start from public examples. Local training with
+the same regularization or start therefore serves as a control, and the question is the lead over the best such control.
+All contenders have six tries, and the best one by validation is scored on test examples. Leads are paired over splits.
+The record contains every try. It is written after each program, so that an interrupted study can continue. The privacy
+claims do not cover the choice of a try.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ RATES = (0.03, 0.1, 0.3, 1.0, 2.0, 4.0)
 
 
 class Problem(NamedTuple):
-    """A federation of many small clients, and as many public examples as the study takes.
+    """A federation of many small clients, and the public examples that the study uses.
 
     Attributes:
-      clients: number of them.
-      examples: training examples of each, validation examples among them.
-      test: test examples of each.
-      public: examples of nobody, drawn from the same data set.
-      delta: of all claims.
-      rates: factor of all tries' rates; MNIST's images are larger than the digits'.
+      clients: number of clients.
+      examples: number of training examples per client, including validation examples.
+      test: number of test examples per client.
+      public: number of examples that belong to no client, from the same data set.
+      delta: delta of all privacy claims.
+      rates: factor for the learning rates of all tries, because MNIST's images are larger than the digits.
     """
 
     clients: int
@@ -59,12 +60,12 @@ class Contender(NamedTuple):
 
     Attributes:
       method: registered name.
-      tries: learning rate (``lr``), on the digits, and clipping norm (``clip``) of each.
-      private: True if its uploads are.
-      public: True if its models start from one that was trained on the public examples.
-      rounds: with everyone, or a fifth of the clients by turns, in each.
+      tries: learning rate for digits (``lr``) and clipping norm (``clip``) of each try.
+      private: whether the uploads are private.
+      public: whether the models start from a model that was trained on the public examples.
+      rounds: whether all clients take part in each round, or a fifth of the clients in turn.
       fit: further arguments of `jaxpfl.fit`.
-      privacy: further settings of its `PrivacyConfig`.
+      privacy: further settings of the `PrivacyConfig`.
     """
 
     method: str
@@ -123,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
 def _study(
     data: str, problem: Problem, split: int, names: Iterable[str], results: dict[str, Any], args: Any, settings: Any
 ) -> None:
-    """Run contenders on a split, and write what each gives into the record."""
+    """Run contenders on a split, and write their results into the record."""
     federation, public = _drawn(data, problem, split, args.data_dir)
     start = _start(public)
     for name in names:
@@ -140,7 +141,7 @@ def _study(
 
 
 def _drawn(data: str, problem: Problem, split: int, data_dir: str | None) -> tuple[Any, Any]:
-    """The federation of a split, and the public examples, none of which a client has."""
+    """Return the federation of a split, and the public examples, which belong to no client."""
     import numpy as np
 
     import jaxpfl
@@ -164,7 +165,7 @@ def _drawn(data: str, problem: Problem, split: int, data_dir: str | None) -> tup
 
 
 def _start(public: tuple[Any, Any]) -> Any:
-    """Parameters of a linear model trained on public examples, with a small penalty, to convergence."""
+    """Train a linear model on public examples to convergence, with a small penalty, and return its parameters."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -195,7 +196,7 @@ def _start(public: tuple[Any, Any]) -> Any:
 def _run(
     one: Contender, problem: Problem, federation: Any, start: Any, split: int, epsilon: float | None, *, quick: bool
 ) -> dict[str, Any]:
-    """All tries as runs of one program; test accuracy in % of the one that is best on validation examples."""
+    """Run all tries as one program; return the test accuracy in % of the try with the best validation accuracy."""
     import numpy as np
 
     import jaxpfl
@@ -215,7 +216,7 @@ def _run(
         rounds=2 if quick else one.rounds,
         batch_size=BATCH,
         seeds=[split] * len(tries),
-        lr=[row["lr"] for row in tries],  # of every step, AdaPeD's global model's as well
+        lr=[row["lr"] for row in tries],  # clips the gradient of every step, including that of AdaPeD's global model
         warm_start=start if one.public else None,
         **more,
     )

@@ -1,8 +1,8 @@
-"""Tables of docs/records/privacy.md on what collaboration gives, from the record of ``private_gain``.
+"""Tables of docs/records/privacy.md on the gain from collaboration, made from the record of ``private_gain``.
 
     python benchmarks/private_gain_page.py
 
-writes them into the page.
+writes the tables into the page.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .adaped_plus_page import between, lead
 BEGIN = "<!-- measured: python benchmarks/private_gain_page.py -->"
 
 Scores = Mapping[str, Mapping[float | None, Sequence[float]]]
-"""Contender -> epsilon (None for a control that sends nothing) -> test accuracy of each split, in %."""
+"""Contender -> epsilon (None for a control that sends nothing) -> test accuracy on each split, in %."""
 
 
 def with_tables(page: str, record: Mapping[str, Any]) -> str:
-    """The page with its tables replaced by those of a record."""
+    """Return the page with its tables replaced by those of a record."""
     return between(page, BEGIN, tables(record))
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """A table for each data set: accuracy by epsilon, and the lead over the best control."""
+    """Return a table for each data set: accuracy by epsilon, and the lead over the best control."""
     problems = record["settings"]["problems"]
     found = {data: scores_of(record["results"], data) for data in problems}
     return "\n\n".join(
@@ -41,7 +41,7 @@ def tables(record: Mapping[str, Any]) -> str:
 
 
 def scores_of(results: Mapping[str, Any], data: str) -> Scores:
-    """Accuracies of the contenders on a data set, split by split."""
+    """Return the accuracies of the contenders on a data set, by split."""
     scores: dict[str, dict[float | None, list[float]]] = {}
     for key, rows in results.items():
         of, _, name = key.split(" ", 2)
@@ -52,11 +52,11 @@ def scores_of(results: Mapping[str, Any], data: str) -> Scores:
 
 
 def best_control(scores: Scores, epsilon: float, *, public: bool) -> tuple[str, Sequence[float]]:
-    """The control with the best mean on test examples, which favors the controls; private ones at that epsilon.
+    """Return the control with the best mean on test examples, a choice that favors the controls.
 
     Args:
-      scores: of a data set.
-      epsilon: of the private controls.
+      scores: scores on a data set.
+      epsilon: epsilon of the private controls.
       public: whether controls may start from public examples.
     """
     controls = {
@@ -86,7 +86,9 @@ def _table(scores: Scores) -> str:
 
 
 def _cell(scores: Scores, name: str, own: Mapping[float | None, Sequence[float]], epsilon: float) -> str:
-    """Accuracy, and the paired lead over the best control of as many public examples, with half its 95 % interval."""
+    """Return the accuracy, and the paired lead over the best control with as many public examples ± half its 95 %
+    interval.
+    """
     control, theirs = best_control(scores, epsilon, public=_is_public(name))
     if name == control or "learns nothing" in name or len(theirs) != len(own[epsilon]) or len(theirs) < 2:
         return _spread(own[epsilon])

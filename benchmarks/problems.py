@@ -1,6 +1,6 @@
-"""The work that is timed: federations, models and simulations, described by one small JSON-able record.
+"""Timed work: federations, models and simulations, described by one small record of JSON values.
 
-Imports jax and jaxpfl inside its functions: the parent of a benchmark describes problems and never starts jax.
+jax and jaxpfl are imported inside the functions, because the parent process of a benchmark only describes problems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxpfl import Algorithm, ExecutionPlan, Federation, Simulation, Task
 
 BASE_CLIENTS = {"mnist": 50, "digits": 10, "cifar": 10}
-FEATURES, EXAMPLES = 50, 10  # of a linear client
+FEATURES, EXAMPLES = 50, 10  # per linear client
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Problem:
 
     Attributes:
       model: ``cnn`` (the papers', on 28 x 28 images), ``mlp`` (one hidden layer, on 8 x 8 digits) or ``linear`` (on
-        Gaussian data, 50 features, 10 examples a client).
+        Gaussian data with 50 features and 10 examples per client).
       clients, cohort, steps, batch: m, K (None for all), tau, b.
-      method: a registered one.
-      cap: examples that each client keeps, and clients beyond the first 50 repeat their data (a large m would not fit
-        in memory otherwise; the work of a step is the same). None: the data are dealt to the m clients.
-      outputs: of a linear model; 1 is regression with the squared error, more are classes.
-      source: of the images, ``mnist``, ``digits`` (embedded, enlarged; dealt to 10 clients and repeated) or ``cifar``
-        (the digits, as large as CIFAR's images).
-      data_dir: the folder that holds mnist.
+      method: registered name of the method.
+      cap: number of examples that each client keeps; clients after the first 50 then repeat the data, because a large m
+        would not fit in memory otherwise. The work of a step is the same. None to split the data among the m clients.
+      outputs: number of outputs of a linear model; 1 is regression with the squared error, more are classes.
+      source: source of the images: ``mnist``, ``digits`` (included, enlarged, split among 10 clients and repeated) or
+        ``cifar`` (the digits, as large as CIFAR's images).
+      data_dir: folder that contains mnist.
     """
 
     model: str = "cnn"
@@ -50,12 +50,12 @@ class Problem:
 
     @property
     def client_steps(self) -> int:
-        """Client-steps of one round."""
+        """Number of steps of all clients together in one round."""
         return (self.cohort or self.clients) * self.steps
 
 
 def use_devices(count: int | None = None) -> None:
-    """Make that many CPU devices, one a core by default; to be called before jax starts. No effect on a GPU's."""
+    """Make CPU devices, by default one per core; must be called before JAX starts. GPUs are not affected."""
     from jaxpfl import use_cpu_cores
 
     if not use_cpu_cores(count):
@@ -63,7 +63,7 @@ def use_devices(count: int | None = None) -> None:
 
 
 def make_federation(problem: Problem) -> Federation:
-    """The stacked data."""
+    """Return the stacked data."""
     import jaxpfl
 
     if problem.model == "linear":
@@ -74,7 +74,7 @@ def make_federation(problem: Problem) -> Federation:
     images = jaxpfl.load("digits" if embedded else "mnist", problem.data_dir)
     if problem.source == "cifar":
         images = images._replace(x_train=images.x_train.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
-    elif embedded:  # 8 x 8 pixels, each three times, and a border: 28 x 28
+    elif embedded:  # 8 x 8 pixels, each repeated three times in both directions, and a border: 28 x 28
         x = np.pad(images.x_train.repeat(3, axis=1).repeat(3, axis=2), [(0, 0), (2, 2), (2, 2), (0, 0)])
         images = images._replace(x_train=x)
     repeats = problem.cap is not None or embedded
@@ -84,7 +84,7 @@ def make_federation(problem: Problem) -> Federation:
 
 
 def make_task(problem: Problem, federation: Federation) -> Task:
-    """The model with its loss."""
+    """Return the model with its loss."""
     from jaxpfl.engine.tasks import make_task
 
     if problem.model == "linear" and problem.outputs == 1:
@@ -108,14 +108,14 @@ def simulate(
     hyper: dict[str, Any] | None = None,
     draw: str = "epoch",
 ) -> Simulation:
-    """The compiled rounds.
+    """Return the simulation, whose rounds are compiled.
 
     Args:
-      plan: how to execute; the automatic choice by default.
-      model: in place of the problem's, a jaxpfl or flax model on the same inputs and classes.
-      method: a builder in place of the problem's method; the hyper-parameters are that method's.
+      plan: execution plan; chosen automatically by default.
+      model: jaxpfl or flax model on the same inputs and classes, instead of the problem's model.
+      method: function that builds a method, instead of the problem's method; the hyper-parameters are that method's.
       hyper: hyper-parameters by name; arrays make a sweep.
-      draw: of the mini-batches.
+      draw: how mini-batches are drawn.
     """
     import jaxpfl
     from jaxpfl.core import participation
@@ -139,10 +139,10 @@ def simulate(
 
 
 def rounds_of(simulation: Simulation, *, seeds: Sequence[int] = (0,), score: bool = False) -> Contender:
-    """Rounds of a simulation, as a contender.
+    """Return the rounds of a simulation as a contender.
 
-    Facts: ``train_loss`` of the last round, ``peak_bytes`` of the process, `device_facts`, and with ``score`` the mean
-    test ``accuracy`` of the global model.
+    The facts are ``train_loss`` of the last round, ``peak_bytes`` of the process, `device_facts`, and, with ``score``,
+    the mean test ``accuracy`` of the global model.
     """
     state = simulation.init(list(seeds))
     history: dict[str, np.ndarray] = {}
@@ -161,7 +161,7 @@ def rounds_of(simulation: Simulation, *, seeds: Sequence[int] = (0,), score: boo
 
 
 def device_facts() -> dict[str, Any]:
-    """The devices that jax computes on, and the settings of jax that matter."""
+    """Return the devices that JAX computes on, and the relevant settings of JAX."""
     import jax
 
     device = jax.devices()[0]
@@ -173,7 +173,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def memory_facts() -> dict[str, int]:
-    """``peak_bytes`` of this process so far, and ``temporary_bytes`` of the largest program that is loaded."""
+    """Return ``peak_bytes`` of this process so far, and ``temporary_bytes`` of the largest loaded program."""
     import jax
 
     programs = jax.devices()[0].client.live_executables()
@@ -182,7 +182,7 @@ def memory_facts() -> dict[str, int]:
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process so far."""
+    """Return the largest resident size of this process so far."""
     import resource
     import sys
 
@@ -190,7 +190,7 @@ def peak_bytes() -> int:
 
 
 def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation:
-    """The first clients over and over, each with ``cap`` examples of its own at most (a third of them to test)."""
+    """Repeat the first clients, each with at most ``cap`` training examples, and a third as many test examples."""
     import jax
 
     from jaxpfl import ClientData
@@ -199,7 +199,7 @@ def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation
     rows = np.arange(clients) % federation.num_clients
 
     def cut(data: ClientData, most: int | None) -> ClientData:
-        # A client's examples may come class by class: any ``most`` of them.
+        # A client's examples may be sorted by class, so the ``most`` examples are drawn at random.
         kept = [
             start + (np.arange(size) if most is None else rng.permutation(size)[:most])
             for start, size in zip(data.start, data.size, strict=True)
@@ -216,7 +216,7 @@ def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation
 
 
 def _gaussian(clients: int, outputs: int) -> Federation:
-    """Linear data: y = <x, w> + noise (or its sign), w the same for all."""
+    """Return linear data: y = <x, w> + noise (or its sign), with the same w for all clients."""
     from jaxpfl import ClientData, Federation
     from jaxpfl.core.types import Examples
 
@@ -231,7 +231,7 @@ def _gaussian(clients: int, outputs: int) -> Federation:
 
 
 def _regression() -> Task:
-    """<x, w> + b with the squared error: one output, d + 1 parameters."""
+    """Return the model <x, w> + b with the squared error: one output, d + 1 parameters."""
     from jaxpfl.models import build_model, classification
     from jaxpfl.models.base import regression_task
 

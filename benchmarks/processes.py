@@ -1,9 +1,10 @@
-"""Two processes of one core each, against one process of two devices on the same two cores.
+"""Two processes with one core each, compared with one process with two devices on the same two cores.
 
     python -m benchmarks processes
 
-FedAvg with everyone, and with a cohort of a tenth. The processes exchange sums by Gloo on this machine, and each holds
-half of the clients; one process deals a small cohort evenly to its devices, which processes do not.
+The task is FedAvg with full participation and with a tenth of the clients in the cohort. The processes exchange sums by
+Gloo on this machine, and each has half of the clients. One process distributes a small cohort evenly over its devices;
+several processes do not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .record import command, parser, table, target, write
 from .worker import Contender
 
 ONE, TWO = "one process, two devices", "two processes"
-ASKED = target(1.1, 1.0)  # times as long as one process, at most
+ASKED = target(1.1, 1.0)  # maximum time relative to one process
 PROBLEMS = {
     "linear": Problem("linear", clients=2000, steps=10, batch=10),
     "linear, a tenth": Problem("linear", clients=2000, cohort=200, steps=10, batch=10),
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
-    """One process, or one of two: the first starts the second, and tells it how many rounds to run."""
+    """Run a single process, or one of two; the first process starts the second, and tells it how many rounds to run."""
     problem, process = Problem(**settings["problem"]), settings.get("process")
     if process is None:
         use_devices(2)
@@ -71,14 +72,14 @@ def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
     contender = rounds_of(simulate(problem))
     if process == 0:
         return Contender(lambda rounds: contender.run(processes.exchange(rounds)[0]), contender.facts)
-    while True:  # until the first ends it
+    while True:  # until the first process ends this one
         contender.run(processes.exchange(0)[0])
 
 
 def _end(second: subprocess.Popen) -> None:
     second.kill()
     second.wait()
-    os._exit(0)  # JAX would wait for the other
+    os._exit(0)  # without this, JAX would wait for the other process
 
 
 def _free_address() -> str:

@@ -1,14 +1,16 @@
-"""Ragged clients: memory and time of federations with unequal clients, over an equal one of as many gradient steps.
+"""Ragged clients: memory and time of federations with unequal clients, relative to equal clients.
 
     python -m benchmarks ragged
 
-Memory: 2000 clients of 30 images and one of 20,000; bytes of the data on the device over those of the examples.
-Rounds: FedAvg of equal clients, of log-normal sizes (sigma 2), of power-law sizes (exponent 1.2) and, for the linear
-model, of 99 clients with 30 examples and one with 5000: as many clients and examples in all (but for the last) and as
-many steps, with mini-batches, and with batches of all of a client's examples. Milliseconds of processor time on one
-device, which other work on the machine disturbs least, of a round and of an evaluation of all clients, and how much
-longer than the equal ones. ``--against FOLDER`` adds the equal federations under the jaxpfl of another checkout, timed
-in turn with this one's.
+Memory: for 2000 clients of 30 images and one of 20,000, the bytes of the data on the device are compared with the bytes
+of the examples.
+
+Rounds: FedAvg runs on equal clients, on log-normal sizes (sigma 2), on power-law sizes (exponent 1.2) and, for the
+linear model, on 99 clients with 30 examples and one with 5000. The numbers of clients, of steps and (except for the
+last federation) of examples are equal. Batches are mini-batches, or all of a client's examples. The results are
+milliseconds of processor time on one device, which is least affected by other work on the machine, for a round and for
+an evaluation of all clients, and their ratio to the equal clients. ``--against FOLDER`` also runs the equal clients
+with the jaxpfl of another checkout, timed in turn with this one.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _shown(title: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The results with ratios to the equal federation, printed."""
+    """Print the results with ratios to the equal federation."""
     base, rows = found["equal"]["facts"], []
     for name, row in found.items():
         facts = row["facts"]
@@ -84,7 +86,7 @@ def _shown(title: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of(kind: str, clients: int, mean: int) -> np.ndarray:
-    """Numbers of training examples, about ``clients * mean`` in all but of `TAIL`."""
+    """Return numbers of training examples, with a sum of about ``clients * mean`` except for `TAIL`."""
     rng = np.random.default_rng(0)
     if kind == TAIL:
         return np.array([30] * 99 + [5000])
@@ -95,7 +97,7 @@ def sizes_of(kind: str, clients: int, mean: int) -> np.ndarray:
 
 
 def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
-    """Bytes of ragged images, or rounds of one federation."""
+    """Measure the bytes of ragged images, or run rounds of one federation."""
     if "path" in settings:
         sys.path.insert(0, settings["path"])
     return _memory(settings) if settings["what"] == "memory" else _rounds(settings)

@@ -1,4 +1,4 @@
-"""Common interface of all benchmarks: their options, the table they print, the record they write."""
+"""Common interface of all benchmarks: their options, the table that they print, and the record that they write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAG_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "OMP_", "KMP_", "MKL_", "OPENBLAS_",
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse's, with errors of one line that suggest the nearest flag."""
+    """Argparse's parser, but errors are one line and suggest the nearest flag."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, rest = self.parse_known_args(args, namespace)
@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.ArgumentParser:
-    """The options that every benchmark has; its own are added to them."""
+    """Return a parser with the options that all benchmarks have; a benchmark adds its own options."""
     result = _Parser(prog=name, description=(doc or "").splitlines()[0])
     said = "write the record of the measurement here; without FILE print it, and the tables on standard error"
     result.add_argument("--json", type=own_file(name), nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=said)
@@ -53,13 +53,15 @@ def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.Argu
 
 
 def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
-    """A benchmark's ``main``: a contender that fails is one line on standard error and exit status 1."""
+    """Decorator for a benchmark's ``main``: if a contender fails, print one line on standard error and exit with status
+    1.
+    """
 
     @functools.wraps(main)
     def guarded(argv: list[str] | None = None) -> None:
         args = sys.argv[1:] if argv is None else argv
         after = args[args.index("--json") + 1 :] if "--json" in args else ["FILE"]
-        alone = not after or after[0].startswith("-")  # no file is named
+        alone = not after or after[0].startswith("-")  # the file has no name
         try:
             with _record_alone() if alone else nullcontext():
                 main(argv)
@@ -74,7 +76,7 @@ def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
 
 @contextmanager
 def _record_alone() -> Iterator[None]:
-    """Standard output gets the record; what is printed otherwise goes to standard error."""
+    """Write only the record to standard output; everything else that is printed goes to standard error."""
     token = _RECORD.set(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
@@ -84,7 +86,7 @@ def _record_alone() -> Iterator[None]:
 
 
 def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
-    """A file to write, for argparse: a new one, or one that the same benchmark wrote before."""
+    """Return an argparse type for a file to write: it must be new, or written by the same benchmark before."""
 
     def path(text: str) -> Path:
         file = Path(text)
@@ -121,14 +123,14 @@ def _recorded(path: Path) -> str | None:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least one, for argparse."""
+    """Argparse type for a whole number of at least one."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a title; numbers with three figures, None as nothing."""
+    """Print rows below a title; numbers have three significant figures, and None is left empty."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
     print(f"\n{title}\n")
@@ -138,12 +140,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def target(floor: float, aim: float) -> dict[str, float]:
-    """Target of a figure: the least (or largest) acceptable value, and the aim."""
+    """Return the target of a figure: the smallest (or largest) acceptable value, and the aim."""
     return {"floor": floor, "aim": aim}
 
 
 def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], results: Any, **more: Any) -> None:
-    """Write the record if a file was asked for."""
+    """Write the record if a file was given."""
     if path is None:
         return
     known = {name: value for name, value in settings.items() if name not in ("json", "data_dir")}
@@ -157,10 +159,10 @@ def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], result
 
 
 def stored(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of a record that an interrupted benchmark goes on with; empty where there is none.
+    """Return the results of a record with which an interrupted benchmark continues; empty if there is none.
 
     Raises:
-      JobError: for a record of other settings.
+      JobError: if the record has other settings.
     """
     if path is None or not path.exists():
         return {}
@@ -171,7 +173,7 @@ def stored(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, machine, flags and commit. The devices that jax had are in the contenders' facts."""
+    """Return versions, machine, flags and commit. The contenders' facts contain the devices that JAX used."""
     names = sorted(n for n in os.environ if n.startswith(FLAG_PREFIXES) and not n.endswith(("_DIR", "_PATH")))
     return {
         "python": platform.python_version(),
@@ -206,7 +208,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this file lies in, and whether it was changed; None outside a checkout."""
+    """Return the commit of this file's checkout, and whether the checkout was changed; None outside a checkout."""
     folder = Path(__file__).resolve().parent
     if not (folder.parent / ".git").exists():
         return None

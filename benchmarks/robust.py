@@ -1,11 +1,11 @@
-"""Attacks and robust aggregation: which personalized methods survive, on digits at equal gradients.
+"""Attacks and robust aggregation: accuracy of personalized methods on digits at equal numbers of gradients.
 
     python -m benchmarks robust --json FILE
 
-Every method, with its own default rates, spends about the same number of gradients of a client, those of its
-personalization included, on the same split, under every pair of an attack and an aggregation. Scores are those of the
-honest clients, on test examples after the last round; nothing was chosen by them. The record is written after each
-method and aggregation, so that an interrupted study goes on, and one with more methods or attacks adds them.
+Every method, with its default rates, computes about the same number of gradients per client, including those for
+personalization, on the same split, for every pair of an attack and an aggregation. Scores are those of the honest
+clients on test examples after the last round; nothing was chosen by these scores. The record is written after each
+method and aggregation, so that an interrupted study can continue, and a later study can add methods or attacks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ METHODS: Mapping[str, int] = {
     "fedrod": 40,
     "adaped": 40,
 }
-"""Rounds of each method: a client is in every second one; steps of Ditto, APFL, FedROD and AdaPeD are two gradients,
-and FedAvg-ft adds 60 steps."""
+"""Number of rounds of each method. A client takes part in every second round. A step of Ditto, APFL, FedROD and AdaPeD
+has two gradients, and FedAvg-ft adds 60 steps."""
 AGGREGATES = (
     "mean",
     "median",
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
 def _study(
     results: dict[str, Any], method: str, aggregate: str, rounds: int, path: Path | None, settings: dict[str, Any]
 ) -> None:
-    """Run a method with an aggregation under the attacks that lack; one that uploads nothing is run once."""
+    """Run a method with an aggregation under the missing attacks; a method that uploads nothing is run once."""
     if method == "local" and aggregate != "mean":
         return
     key = f"{method} {aggregate}"

@@ -1,8 +1,8 @@
-"""Tables of docs/records/robustness.md, from the record of ``robust``. Imports nothing of the package.
+"""Tables of docs/records/robustness.md, made from the record of ``robust``; imports nothing from the package.
 
     python benchmarks/robust_page.py
 
-writes them into the page.
+writes the tables into the page.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Row = Mapping[str, Any]
 
 
 def with_tables(page: str, record: Mapping[str, Any]) -> str:
-    """The page with its tables replaced by those of a record."""
+    """Return the page with its tables replaced by those of a record."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables(record)}\n\n{END}{after}"
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """A table for each method: attacks by aggregations, with dashes for what was not measured."""
+    """Return a table for each method, with attacks by aggregations; a dash marks what was not measured."""
     by_method: dict[str, list[Row]] = {}
     for rows in record["results"].values():
         for row in rows:
@@ -51,7 +51,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row) -> str:
-    """The personalized models' accuracy; behind it in parentheses the global model's, where it is another."""
+    """Return the personalized models' accuracy, followed by the global model's in parentheses if it differs."""
     own, shared = row["personalized"], row["global"]
     other = "" if shared in (None, own) else f" ({statistics.fmean(shared):.1f})"
     return _spread(own) + other

@@ -1,11 +1,12 @@
-"""Achieved FLOP/s and bytes/s against this machine's own peaks: f32 matrix products and memory traffic.
+"""FLOP/s and bytes/s relative to this machine's measured peaks of matrix products and memory traffic.
 
     python -m benchmarks roofline --data-dir DIR
 
-Peaks, measured in the same run: the best f32 matrix product over sizes, in JAX (one product a device, all at once) and
-in NumPy (its own threads); and a triad ``x = y + a x`` over arrays far larger than the caches, on all devices. Against
-them: rounds of the MNIST CNN with operations counted by hand (``flops.py``), and rounds of linear clients with bytes
-counted by hand. Our convolution executes 1.44 times the operations counted for it; the second share counts those too.
+Two peaks are measured in the same run. The first is the best f32 matrix product over several sizes, in JAX (one product
+per device, all at once) and in NumPy (with its own threads). The second is a triad ``x = y + a x`` over arrays far
+larger than the caches, on all devices. They are compared with rounds of the MNIST CNN, with operations counted by hand
+(``flops.py``), and with rounds of linear clients, with bytes counted by hand. The package's convolution executes 1.44
+times the counted operations; a second share counts the executed operations.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .record import command, parser, positive, table, target, write
 from .worker import Contender
 
 SIZES = (256, 512, 1024, 2048)
-TRIAD_WORDS = 2**27  # float32 of each of two arrays, over all devices: 1 GiB together
+TRIAD_WORDS = 2**27  # numbers of float32 in the two arrays together, over all devices: 1 GiB
 ASKED = target(0.28, 0.60)  # FedAvg's share of the matrix-product peak
 
 
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _summary(results: dict[str, Any], cnn: Problem, linear: Problem, words: int) -> dict[str, Any]:
-    """Rates and shares, from medians."""
+    """Return rates and shares, from medians."""
     products = {name: row["facts"]["flops"] / row["median"] for name, row in results.items() if "product" in name}
     peak = max(products.values())
     bandwidth = 3 * 4 * words / results["triad"]["median"]
@@ -99,7 +100,7 @@ def _report(results: dict[str, Any], summary: dict[str, Any]) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """One product, the triad, or rounds; a round of the first two is one pass."""
+    """Run one product, the triad, or rounds; for the first two, a round is one pass."""
     if "numpy" in settings:
         return numpy_product(settings["numpy"])
     use_devices()
@@ -111,14 +112,14 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def _reflection(n: int) -> np.ndarray:
-    """A dense orthogonal matrix: products with it neither grow nor vanish, however many."""
+    """Return a dense orthogonal matrix: repeated products with it neither grow nor vanish."""
     v = np.random.default_rng(0).standard_normal(n)
     v /= np.linalg.norm(v)
     return (np.eye(n) - 2 * np.outer(v, v)).astype(np.float32)
 
 
 def numpy_product(n: int) -> Contender:
-    """``x a`` in NumPy, again and again."""
+    """Repeat ``x a`` in NumPy."""
     a = _reflection(n)
     x, y = a.copy(), np.empty_like(a)
 
@@ -132,7 +133,7 @@ def numpy_product(n: int) -> Contender:
 
 
 def jax_product(n: int) -> Contender:
-    """``x a`` in JAX, again and again in one program, on every device at once."""
+    """Repeat ``x a`` in one JAX program, on every device at once."""
     import jax
     import jax.numpy as jnp
 
@@ -143,7 +144,7 @@ def jax_product(n: int) -> Contender:
 
 
 def triad(words: int) -> Contender:
-    """``x = y + a x`` on every device: three words of traffic an element, as x is written where it was read."""
+    """Repeat ``x = y + a x`` on every device: three words of traffic per element, because x is written in place."""
     import jax
 
     ones = np.ones((len(jax.devices()), words // len(jax.devices())), np.float32)
@@ -151,7 +152,9 @@ def triad(words: int) -> Contender:
 
 
 def on_every_device(body: Callable[[Any], Any], carry: Any) -> Callable[[int], None]:
-    """``run(passes)``: each device applies ``body`` so often to its own row of the leaves [devices, ...]."""
+    """Return ``run(passes)``, in which each device applies ``body`` repeatedly to its own row of the leaves [devices,
+    ...].
+    """
     import jax
     from jax.sharding import AxisType, Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P

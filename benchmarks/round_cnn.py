@@ -1,10 +1,10 @@
-"""A round of the papers' MNIST CNN: jaxpfl against torch, fedjax, and vmap with lax convolutions.
+"""A round of the papers' MNIST CNN: jaxpfl compared with torch, fedjax, and vmap with lax convolutions.
 
     python -m benchmarks round_cnn --method fedavg --clients 50 --steps 60 --data-dir DIR
 
-Every contender trains the same split at the same rates in its own process. The accuracy of its global model after the
-measured rounds is printed: the work is real. The ratio is to jaxpfl on all devices. torch and fedjax are left out, with
-a note, where they cannot be imported.
+Every contender trains on the same split at the same learning rates, in its own process. To show that the work is real,
+the accuracy of its global model after the measured rounds is printed. Ratios are relative to jaxpfl on all devices. If
+torch or fedjax cannot be imported, it is left out with a note.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEDJAX = "fedjax"
 CONTENDERS = (CORES, ONE, THREE, PAIR, LOOP, FEDJAX, NAIVE)
 AGREEMENT = 1e-5
 
-# How many times slower, at m = 50 and 60 steps of batch 20.
+# Minimum slowdown relative to jaxpfl, at m = 50 and 60 steps of batch 20.
 ASKED = {
     "fedavg": {LOOP: target(4.5, 8), PAIR: target(2.6, 5), NAIVE: target(18, 40)},
     "adaped": {LOOP: target(4.8, 10), PAIR: target(2.9, 6)},
@@ -80,7 +80,7 @@ def _parser() -> Any:
 
 
 def _jobs(args: Any, problem: Problem, folder: Path) -> tuple[dict[str, Job], dict[str, str]]:
-    """The contenders that can run here, and why others cannot."""
+    """Return the contenders that can run here, and the reasons why others cannot."""
     not_this = FEDJAX if args.method == "adaped" else THREE  # fedjax has no AdaPeD
     wanted = [name for name in CONTENDERS if name in args.only and name != not_this]
     reasons = {}
@@ -102,7 +102,7 @@ def _jobs(args: Any, problem: Problem, folder: Path) -> tuple[dict[str, Job], di
 
 
 def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
-    """One contender; or, where the settings say ``save``, the clients' data in a file."""
+    """Run one contender; if the settings contain ``save``, write the clients' data to a file instead."""
     problem = Problem(**settings["problem"])
     if "save" in settings:
         from .fedjax_rounds import save
@@ -125,7 +125,7 @@ def _jax(problem: Problem, name: str) -> Contender:
 
         from .three_grads import disagreement, three_grads
 
-        # A few steps: in a long round float32 training amplifies the rounding of any two programs.
+        # Few steps, because in a long round float32 training amplifies the rounding differences of any two programs.
         small = replace(problem, clients=min(problem.clients, 4), steps=min(problem.steps, 5))
         found = disagreement(small)
         if found > AGREEMENT:
@@ -136,7 +136,7 @@ def _jax(problem: Problem, name: str) -> Contender:
 
 
 def naive_cnn() -> Any:
-    """The same network as one writes it first: flax's own layers, which vmap turns into grouped convolutions."""
+    """Return the same network with flax's own layers, which vmap turns into grouped convolutions."""
     import flax.linen as nn
     import jax
 
@@ -169,7 +169,7 @@ def _torch(problem: Problem, name: str) -> Contender:
         half = len(data) // 2
         share = (problem.method, data[half:], problem.steps, problem.batch, there)
         context.Process(target=helper, args=share, daemon=True).start()
-        there.close()  # so that a helper that fails ends the waiting for it
+        there.close()  # so that waiting ends if a helper fails
         data, pipes = data[:half], [here]
     server = Server(problem.method, Clients(data, problem.steps, problem.batch, channels_last=name == PAIR), pipes)
     mask = federation.test.mask

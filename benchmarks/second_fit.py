@@ -1,12 +1,12 @@
-"""Seconds of a first and a second `fit` of the same shapes, and of a second process with programs on disk.
+"""Seconds of a first and a second `fit` with the same shapes, and of a new process with compiled programs on disk.
 
     python -m benchmarks second_fit
 
-In a process of its own: a first ``fit`` (30 rounds of a perceptron on digits, 50 clients, 10 in a round), the same
-again, and one with another rate and another seed, which differ in traced values only. ``disk`` is such a process with
-the command line's folder of compiled programs, filled by an earlier one. ``jaxpfl compare`` is the whole command with
-its defaults, without and with that folder filled. Each repetition takes all of them in turn, and a ratio is of seconds
-of one repetition; medians. CPU seconds are of all threads, so that a busy machine matters less.
+A new process runs a first ``fit`` (30 rounds of a perceptron on digits, 50 clients, 10 in a round), the same ``fit``
+again, and a ``fit`` with another rate and seed, which differ only in traced values. ``disk`` is a new process with the
+command line's folder of compiled programs, filled by an earlier process. ``jaxpfl compare`` is the whole command with
+its defaults, without and with that folder. Each repetition runs all cases in turn, and a ratio compares seconds of the
+same repetition. The results are medians. CPU seconds include all threads, so other work on the machine matters less.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .record import command, parser, table, target, write
 
 METHODS = ("fedavg", "adaped")
 FITS: dict[str, dict[str, Any]] = {"first": {}, "same": {}, "other": {"lr": 0.05, "seeds": [7]}}
-ASKED = {"same": target(0.1, 0.03), "other": target(0.1, 0.03)}  # CPU seconds over those of the first fit, at most
+ASKED = {"same": target(0.1, 0.03), "other": target(0.1, 0.03)}  # maximum CPU seconds relative to the first fit
 COMPARE = "jaxpfl compare"
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _repetition(settings: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds of every case, each once."""
+    """Run every case once, and return its seconds."""
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for method in METHODS:
@@ -75,7 +75,7 @@ def _repetition(settings: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _compare(folder: Path, how: str, arguments: list[str]) -> dict[str, float]:
-    """Seconds of the whole command, whose programs are kept in the folder."""
+    """Return the seconds of the whole command, whose programs are kept in the folder."""
     line = [sys.executable, "-m", "jaxpfl.cli", "compare", *arguments, "--output", str(folder / how)]
     kept = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     env = kept | {"XDG_CACHE_HOME": str(folder)}
@@ -89,7 +89,7 @@ def _compare(folder: Path, how: str, arguments: list[str]) -> dict[str, float]:
 
 
 def _spent(run: Callable[[], object], who: int) -> dict[str, float]:
-    """Seconds of the processor and of the clock."""
+    """Return the CPU seconds and the elapsed seconds."""
     before, began = resource.getrusage(who), time.perf_counter()
     run()
     after, wall = resource.getrusage(who), time.perf_counter() - began
@@ -101,7 +101,7 @@ def _median(runs: list[dict[str, dict[str, float]]], name: str, kind: str) -> fl
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """The fits of one process: the seconds of each."""
+    """Run the fits of one process, and return the seconds of each."""
     if settings.get("cache"):
         os.environ["XDG_CACHE_HOME"] = settings["cache"]
     import jaxpfl

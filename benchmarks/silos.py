@@ -1,13 +1,14 @@
-"""Accuracy under example-level privacy in silos: School, as Liu et al. 2022 compare MR-MTL, local training and FedAvg.
+"""Accuracy under example-level privacy on School: MR-MTL, local training and FedAvg, as in Liu et al. 2022.
 
     python -m benchmarks silos --data-dir DIR --json FILE
 
-A linear model of 139 schools' exam scores, scaled to [0, 1], squared error; 201 rounds of one epoch in batches of 32,
-all schools in every round, eps 6 at delta 1e-3 for each pupil of each school, clipping norm 1, rate 0.01, MR-MTL's
-lambda 1: the settings behind the three errors printed with their code. Features are standardized within each school by
-its own training examples, which no claim covers, in theirs as here. Scored is the mean squared error of the models that
-the schools predict with, on a fifth of each school's pupils, over five splits; nothing is chosen on it. With
-``--stand-in`` the data are drawn, of the same shapes: its errors are comparable with one another only.
+A linear model with squared error predicts exam scores, scaled to [0, 1], in 139 schools (silos). There are 201 rounds
+of one epoch in batches of 32, with all schools in every round. Each pupil of each school has epsilon 6 at delta 1e-3.
+The clipping norm is 1, the rate 0.01, and MR-MTL's lambda 1. These are the settings for which the authors' code reports
+three errors. As in their code, features are standardized within each school by its own training examples, which no
+privacy claim covers. The score is the mean squared error of the models with which the schools predict, on a fifth of
+each school's pupils, over five splits; nothing is chosen by this score. With ``--stand-in``, data of the same shapes
+are simulated, so errors are comparable only with each other.
 
 Reference: Liu et al. 2022, https://arxiv.org/abs/2206.07902, Figure 3(c), and the readme of
 https://github.com/kenziyuliu/private-cross-silo-fl.
@@ -28,10 +29,10 @@ from .problems import use_devices
 from .record import command, parser, positive, table, write
 
 EPSILON, DELTA, CLIP, RATE, BATCH, ROUNDS = 6.0, 1e-3, 1.0, 0.01, 32, 201
-"""Their loop of 200 rounds runs once more."""
+"""Settings of the authors' code; its loop of 200 rounds runs 201 times."""
 PRINTED = {"fedavg": 0.02564, "local": 0.02628, "mr-mtl": 0.02394}
 LOW, HIGH = 1.0, 70.0
-"""Scores, by which labels are scaled to [0, 1]."""
+"""Range of scores that is scaled to [0, 1]."""
 PROGRAMS: dict[str, tuple[str, dict[str, float]]] = {
     "local": ("local", {}),
     "fedavg": ("fedavg", {}),
@@ -42,7 +43,7 @@ SIZES_SEED = 139
 
 
 class Users(NamedTuple):
-    """Inputs [N, d], labels [N] and the silo of each, [N]."""
+    """Inputs [N, d], labels [N], and the silo of each example, [N]."""
 
     x: Any
     y: Any
@@ -85,16 +86,16 @@ def _school(data_dir: str | None) -> Users:
 
 
 def stand_in(schools: int = 139, pupils: int = 15_362, features: int = 28) -> Users:
-    """Scores of drawn pupils: a common linear rule, schools that differ from it, and noise, as in School's spread.
+    """Simulate scores of pupils: a common linear rule, differences between schools, and noise, similar to School's.
 
-    Sizes are log-normal, at least 22, as School's are.
+    Sizes are log-normal and at least 22, as in School.
     """
     import numpy as np
 
     rng = np.random.default_rng(SIZES_SEED)
     sizes = np.maximum((rng.lognormal(0, 0.45, schools) * pupils / schools / 1.1).astype(int), 22)
     sizes = np.minimum(sizes, 251)
-    while sizes.sum() != pupils:  # to the very number
+    while sizes.sum() != pupils:  # adjusts the sizes to the exact total
         free = np.flatnonzero((sizes < 251) if sizes.sum() < pupils else (sizes > 22))
         sizes[rng.choice(free)] += 1 if sizes.sum() < pupils else -1
     users = np.repeat(np.arange(schools), sizes)
@@ -106,7 +107,7 @@ def stand_in(schools: int = 139, pupils: int = 15_362, features: int = 28) -> Us
 
 
 def federation_of(data: Users, seed: int) -> Any:
-    """Silos with a fifth of their examples for testing, standardized within each by the others."""
+    """Return silos with a fifth of their examples for testing; each is standardized by its training examples."""
     import numpy as np
 
     from jaxpfl import stack_clients
@@ -124,7 +125,7 @@ def federation_of(data: Users, seed: int) -> Any:
 
 
 def linear() -> Any:
-    """A linear model of one output that starts at zero, as theirs does."""
+    """Return a linear model with one output that starts at zero, as in the authors' code."""
     import jax.numpy as jnp
 
     from jaxpfl import Model

@@ -1,20 +1,21 @@
-"""Clients beyond memory: rounds of clients whose data and states live in files, against a federation on the device.
+"""Federations larger than memory: rounds of clients in files, compared with a federation on the device.
 
     python -m benchmarks streamed --clients 100000 --folder DIR
 
-Every client has the papers' CNN as its personal model (AdaPeD, 44 k parameters) and ten images of its own; K = 100 of
-them take 10 steps of 10 in a round. The contender in files has all m clients, its images in a memory-mapped file; the
-ones in memory have as many as fit (`FITS`). A round's work is the same. The files are deleted at the end.
+Every client has the papers' CNN as its personal model (AdaPeD, 44 k parameters) and ten images. K = 100 clients take 10
+steps of 10 images in a round. The contender in files has all m clients, with images in a memory-mapped file. The
+contenders in memory have as many clients as fit (`FITS`). A round's work is the same. The files are deleted at the end.
 
     python -m benchmarks streamed --model linear --clients 1000000 --folder DIR
 
-The same with linear models and 100 examples of 60 floats a client, 24 GB of them for a million.
+runs the same with linear models and 100 examples of 60 floats per client, which is 24 GB for a million clients.
 
     python -m benchmarks streamed --model mlp --clients 1000 10000 100000 --plot curves.png
 
-Several counts: largest resident size and seconds a round against m for clients in each of the three places, a process
-for each place and count; those of one count are timed in turn. In memory are counts whose states and examples take at
-most ``--memory``. A resident size has pages of mapped files in it, which the kernel may take back at any time.
+measures the largest resident size and the seconds per round against m, for clients in each of the three places. Each
+place and count has its own process, and those with the same count are timed in turn. Counts whose states and examples
+exceed ``--memory`` are measured in files only. A resident size includes pages of mapped files, which the kernel may
+reclaim at any time.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ from .worker import Contender
 FITS = 2000
 STEPS, BATCH, COHORT = 10, 10, 100
 ROUNDS = 10
-"""In one timing of the CNN: rows travel while the round before computes, and a timing of a single round has none."""
+"""Number of rounds in one timing of the CNN: rows are transferred while the previous round computes, which a timing of
+a single round would not show."""
 PLACES = ("device", "host", "disk")
 GIB = 2**30
-ASKED = target(0.8, 0.95)  # of the resident rate, at least
-ASKED_GIB = {"floor": 3.0}  # of the largest resident size with clients in files, at most
+ASKED = target(0.8, 0.95)  # minimum rate relative to clients on the device
+ASKED_GIB = {"floor": 3.0}  # maximum resident size with clients in files
 
 
 class Kind(NamedTuple):
     """Clients of one model.
 
     Attributes:
-      name: of the registered model.
-      examples: of a client.
-      shape: of one example.
-      parameters: of the model.
+      name: registered name of the model.
+      examples: number of examples per client.
+      shape: shape of one example.
+      parameters: number of parameters of the model.
     """
 
     name: str
@@ -95,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _asked(args: argparse.Namespace) -> None:
-    """All clients in files beside as many in memory as fit."""
+    """Measure all clients in files, and as many clients in memory as fit."""
     (given,) = args.clients
     clients, fits, cohort = (60, 30, 5) if args.quick else (given, min(FITS, given), COHORT)
     counts = {"device": fits, "host": fits, "disk": clients}
@@ -112,7 +114,7 @@ def _asked(args: argparse.Namespace) -> None:
 
 
 def _curves(args: argparse.Namespace) -> None:
-    """Every count in every place, those in memory as far as they fit."""
+    """Measure every count in every place, in memory only if it fits."""
     counts, cohort = ([20, 40], 5) if args.quick else (sorted(set(args.clients)), COHORT)
     results: dict[str, Any] = {}
     for m in counts:
@@ -129,19 +131,19 @@ def _curves(args: argparse.Namespace) -> None:
 
 
 def _measured(args: argparse.Namespace, counts: Mapping[str, int], cohort: int) -> dict[str, Any]:
-    """Clients of each place, as many as are given for it, side by side."""
+    """Measure clients in each place, with the given count, in turn."""
     folder = Path(tempfile.mkdtemp(prefix="jaxpfl-streamed-", dir=args.folder))
     common = {"cohort": cohort, "devices": args.devices, "folder": str(folder), "model": args.model}
     jobs = {where: Job("streamed", common | {"clients_in": where, "clients": m}) for where, m in counts.items()}
     try:
-        rounds = ROUNDS if args.model == "cnn" and not args.quick else None  # others are many in a timing anyway
+        rounds = ROUNDS if args.model == "cnn" and not args.quick else None  # others have many anyway
         return compare(jobs, repetitions=1 if args.quick else args.repetitions, rounds=rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _figures(found: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds a round, and GiB of the largest resident size."""
+    """Return the seconds per round, and the largest resident size in GiB."""
     return found["median"], found["facts"]["peak_bytes"] / GIB
 
 
@@ -173,7 +175,7 @@ def _plot(args: argparse.Namespace, counts: list[int], rows: list[dict[str, Any]
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Rounds of clients that live in one of the places."""
+    """Run rounds of clients in one of the places."""
     use_devices(settings["devices"])
     import jaxpfl
     from jaxpfl.core import participation
@@ -197,7 +199,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def _federation(clients: int, examples: int, shape: tuple[int, ...]) -> Any:
-    """Clients whose examples lie at random places of a small store, where they overlap; saved, each has its own."""
+    """Return clients whose examples overlap at random places of a small array; if saved, each client has a copy."""
     from jaxpfl import ClientData, Federation
     from jaxpfl.core.types import Examples
 

@@ -1,1 +1,1 @@
-"""Tables and figures of the four papers as declared experiments, with the printed values beside ours."""
+"""Tables and figures of four papers as declared experiments, with the published values beside jaxpfl's."""

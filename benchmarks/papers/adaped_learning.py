@@ -10,7 +10,7 @@ from .declared import UNPRINTED, Contender, Experiment, Figure, Printed, Trainin
 
 RATES_2022 = (0.2, 0.15, 0.125, 0.1, 0.075, 0.05)
 RATES = (0.3, *RATES_2022)
-"""The paper's set of learning rates; its first version has no .3."""
+"""Learning rates that the paper tries; its first version lacks 0.3."""
 
 PAPER_2022, PAPER_2023 = "Ozkara et al. 2022", "Ozkara et al. 2023"
 WEAK = "the printed baselines are weak: ours are not tuned down to them"
@@ -20,8 +20,8 @@ SEEDS = 3
 _RATES_ADAPED = ("lr=0.1", "lr_global=0.1")
 _CIFAR_RATES = ("lr=0.075", "lr_global=0.075")
 
-# Of each method, its hyper-parameters in the appendix, and the axis of the rates that are tuned there. Print states the
-# rates of the others, in both versions the same; the axis lr moves all rates of a method.
+# Hyper-parameters of each method as in the appendix, and the axis of the learning rates that are tuned there. The paper
+# states the rates of the other methods, which are the same in both versions. The axis lr changes all rates of a method.
 _OWN: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "fedavg": ("FedAvg", (), "lr"),
     "fedavg-ft": ("FedAvg+", (), "lr"),
@@ -39,7 +39,7 @@ _NOTES = {
 MAIN_2023 = ("psi_init=3.5", "psi_floor=0.5", "lr_psi=0.05")
 MAIN_2022 = ("psi_init=4", "psi_floor=0.5", "lr_psi=0.03")
 _SMALL = {"pfedme": ("lam=0.1", "lr_global=0.1"), "perfedavg": ("lr=0.1", "alpha=0.0001")}
-"""Settings that differ in the tables of 30 clients."""
+"""Settings that differ in the tables with 30 clients."""
 
 
 def contenders(
@@ -49,14 +49,14 @@ def contenders(
     rates: tuple[float, ...] = RATES,
     epoch: int = 60,
 ) -> tuple[Contender, ...]:
-    """The seven rows of Table 1.
+    """Return the seven rows of Table 1.
 
     Args:
-      printed: value and standard deviation of each; None where print has other data.
-      adaped: AdaPeD's hyper-parameters that differ from table to table; those after its rates.
-      others: those of other methods that differ from the main tables'.
-      rates: searched where print states no rate.
-      epoch: local steps in an epoch of the rates' decay.
+      printed: published value and standard deviation of each row; None if the paper uses other data.
+      adaped: AdaPeD's hyper-parameters that differ between tables; they override its rates.
+      others: hyper-parameters of other methods that differ from the main tables.
+      rates: learning rates to search over if the paper states none.
+      epoch: number of local steps in an epoch of the rates' decay.
     """
     values = [UNPRINTED] * len(_OWN) if printed is None else [Printed(*one) for one in printed]
     own = {"adaped": adaped, **(others or {})}
@@ -75,12 +75,12 @@ def contenders(
 
 
 def _merged(*entries: str) -> tuple[str, ...]:
-    """Entries ``name=value``, the last of each name."""
+    """Merge entries ``name=value``; the last entry for each name is kept."""
     return tuple({entry.partition("=")[0]: entry for entry in entries}.values())
 
 
 def case(setting: str, config: Mapping[str, Any], rows: tuple[Contender, ...], note: str = "") -> Training:
-    """A setting of the tables; each row has its own search."""
+    """Return a case with one setting of the tables; each row has its own search."""
     return Training(setting, {"local_steps": 10, "seeds": SEEDS, **config}, rows, note=note)
 
 
@@ -115,14 +115,14 @@ CIFAR: Mapping[str, Any] = {
 
 
 def _cifar_beside_local() -> Training:
-    """Table 1's methods on CIFAR-10 beside local training, also scored on their way."""
+    """Return Table 1's methods and local training on CIFAR-10, also scored during training."""
     local = Contender("local", "local", set=("decay_every=60",), search={"lr": RATES})
     rows = (local, *contenders(None, MAIN_2023, rates=RATES))
     return replace(case("CIFAR-10, K/m .2", {**CIFAR, "rounds": 1500}, rows), every=300, quick=("fedavg", "local"))
 
 
 _LATE = {"cohort": 10, "rounds": 480}
-"""FEMNIST's sampling ratio of .15: 80 epochs."""
+"""Settings for FEMNIST with sampling ratio 0.15: 80 epochs."""
 
 _T1_CIFAR = ((60.86, 0.94), (63.12, 0.31), (72.49, 0.42), (69.53, 0.16), (59.95, 0.79), (71.61, 0.70), (71.09, 0.67))
 _T1_CIFAR100 = ((30.48, 0.33), (39.98, 0.26), (53.11, 0.34), (43.65, 0.18), (34.78, 0.41), (51.94, 0.21), (50.42, 0.26))
@@ -170,7 +170,7 @@ UNSTATED_4 = "tau is unstated for Table 4: 10 local steps a round, four rounds a
 
 
 def _curve(config: Mapping[str, Any], rounds: int, points: int) -> tuple[Training, ...]:
-    """AdaPeD and local training after a number of rounds, each a run of its own."""
+    """Return cases with AdaPeD and local training after several numbers of rounds; each is a separate run."""
     rows = (Contender("adaped", "AdaPeD", set=MAIN_2022), Contender("local", "local"))
     ends = [rounds * i // points for i in range(1, points + 1)]
     common = {"local_steps": 10, "seeds": SEEDS, "lr": 0.1, **config}

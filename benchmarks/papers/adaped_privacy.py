@@ -31,7 +31,7 @@ _EPSILONS = (4.0, 6.0, 9.0)
 def _private(
     data: str, config: Mapping[str, Any], epsilon: float, rows: tuple[Contender, ...], **more: Any
 ) -> Training:
-    """A setting at one epsilon, its clipping norm searched for each row."""
+    """Return a case with one epsilon; the clipping norm of each row is searched."""
     everyone = config["cohort"] == config["clients"]
     noise = {"epsilon": epsilon, "delta": DELTA, "clipping_norm": 0.1}
     values = {"local_steps": 10, "seeds": 5, **config, "privacy": noise}
@@ -56,7 +56,7 @@ def _writers(data: str, config: Mapping[str, Any]) -> tuple[Training, ...]:
 
 
 def _per_step(epsilon: float) -> Training:
-    """Noise within the local steps, which cohorts of a fixed size have accounted by Renyi DP."""
+    """Return a case with noise in the local steps, which for cohorts of a fixed size is accounted for by Renyi DP."""
     row = Contender("adaped", "DP-AdaPeD, unsampled iterations", set=(*MAIN_2022, "idle_rounds=10"))
     found = _private("FEMNIST", FEMNIST, epsilon, (row,))
     noise = {"noise": "per_step", "joint": True, "accountant": "rdp"}

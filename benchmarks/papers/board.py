@@ -1,7 +1,7 @@
-"""Methods scored on their way, as on PFLlib's board: after the last round, in the best one, and at equal gradients.
+"""Methods that are scored during training as on PFLlib's board: last round, best round, and equal numbers of gradients.
 
-The rates of such a case do not decay by the number of rounds, so that a shorter run is the beginning of a longer one:
-a method that takes two gradients in a step is at the gradients of the others half way.
+Learning rates do not depend on the total number of rounds, so a shorter run is the beginning of a longer run. For
+example, a method with two gradients per step has computed as many gradients as the others halfway through its run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from .way import Way
 
 LAST, BEST, EQUAL = "last round", "best round on test", "equal gradient steps"
 PARTS = (LAST, BEST, EQUAL)
-"""Endings of the settings of a method's three rows."""
+"""Suffixes of the settings of a method's three rows."""
 HABIT = "the best round is chosen on test, for each run alone, as PFLlib and FedEM report: too good by that choice"
 
 
 def stops_of(config: RunConfig, method: str, every: int) -> tuple[tuple[int, ...], int | str]:
-    """Rounds after which a method is scored, and the one in which it has taken the gradients of one in each step, or
-    the reason why there is none.
+    """Return the rounds after which a method is scored, and the round at equal gradients.
+
+    At that round, the method has computed as many gradients as a method with one gradient per step computes in the
+    whole run. If there is no such round, the reason is returned instead.
     """
     rounds = resolve(config).rounds
     assert rounds is not None
@@ -46,13 +48,13 @@ def stops_of(config: RunConfig, method: str, every: int) -> tuple[tuple[int, ...
 def measured(
     path: Path, config: RunConfig, method: str, every: int, way: Way
 ) -> tuple[Mapping[str, list[float]], list[str]]:
-    """Accuracies of a method's runs in percent, [S] by `PARTS`, and remarks on what failed.
+    """Return accuracies of a method's runs in percent, [S] for each part in `PARTS`, and notes on failures.
 
-    An accuracy is over all test examples, as on the board: clients' means weighted by their test examples.
+    As on the board, an accuracy is over all test examples: the mean over clients, weighted by their test examples.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
+      Interrupted: if the measurement was stopped early.
+      JaxpflError: if data are missing or have changed, or if the file is damaged or has other settings.
     """
     stops, equal = stops_of(config, method, every)
     found = kept(path, config, method, way, _accuracy, stops)
@@ -68,12 +70,12 @@ def measured(
 
 
 def _largest(accuracy: np.ndarray) -> list[float]:
-    """Largest score of each run over the stops; NaN where every one is."""
+    """Return the largest score of each run over the stops; NaN if all its scores are NaN."""
     return np.where(np.isnan(accuracy).all(axis=0), np.nan, np.nanmax(np.nan_to_num(accuracy, nan=-1), axis=0)).tolist()
 
 
 def _accuracy(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
-    """Share of all test examples that their clients' models classify rightly, [S], and clients that diverged."""
+    """Return the fraction of all test examples classified correctly, [S], and the number of diverged clients."""
     after = simulation.evaluate(state)["after"]
     shares = mean_over_examples(np.asarray(after["accuracy"]), np.asarray(experiment.federation.test.size))
     return {

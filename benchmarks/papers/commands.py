@@ -1,4 +1,4 @@
-"""``jaxpfl papers``: the papers' tables and figures as commands, with the printed values beside ours."""
+"""``jaxpfl papers``: commands for the papers' tables and figures, with the published values beside jaxpfl's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _Folder = Annotated[Path, NEW_FOLDER]
 
 
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
-    """Commands of the group, the same for all arguments."""
+    """Return the commands of the group, which do not depend on the arguments."""
     del args
     return list_, run, show
 
 
 def list_(json: bool = False) -> None:
-    """List the tables and figures with their papers and the minutes that each takes: measured where its results come
-    with the package, else estimated.
+    """List the tables and figures with their papers and running times in minutes.
+
+    The times are measured if results come with the package, and estimated otherwise.
 
     Args:
         json: Print one JSON array.
@@ -65,14 +66,14 @@ def run(
     data_dir: str | None = None,
     json: bool = False,
 ) -> None:
-    """Run a table or figure, and print its rows beside the printed values; what an earlier run finished is kept.
+    """Run a table or figure, and print its rows beside the published values; finished parts of earlier runs are kept.
 
     Args:
-        quick: Scaled down to a minute or two, on embedded or drawn data: not comparable with the paper. A table that
-            takes no longer in full is run so.
-        output: Folder of results, each table's in a folder of its name; rows.json and rows.csv have all rows.
-        data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
-        json: Print the rows as one JSON object, the only thing on standard output.
+        quick: Scale the run down to a minute or two, on included or simulated data. The values are not comparable with
+            the paper. A table whose full run takes no longer is not scaled down.
+        output: Folder of results, with a subfolder for each table; rows.json and rows.csv contain all rows.
+        data_dir: Folder of the data sets; by default, $JAXPFL_DATA_DIR, or ./data if that is not set.
+        json: Print the rows as one JSON object and nothing else on standard output.
     """
     from . import registry, results
 
@@ -96,7 +97,7 @@ def show(
     json: bool = False,
     markdown: bool = False,
 ) -> None:
-    """Print every table that has results beside the printed values: from the package, and from a folder.
+    """Print all tables with results, from the package and from a folder, beside the published values.
 
     Args:
         output: Folder of results of jaxpfl papers run.
@@ -118,7 +119,7 @@ def show(
         warn(f"{output} has no results: these come with the package")
     found = results.latest(results.committed(), own.results)
     _show(_chosen(found, names, damaged), as_json=json, markdown=markdown)
-    if damaged:  # after the others, as the exit status is of the whole
+    if damaged:  # last, because the exit status is for the whole command
         raise JaxpflError("; ".join(damaged))
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table: our value beside the printed one."""
+"""Rows of a table: jaxpfl's value beside the published value."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Row:
     """A row of a table.
 
     Attributes:
-      method: its name in print.
-      setting: in words.
-      ours: our value; None where the run gave none.
-      std: its standard deviation; None for a single run.
-      printed: the value in print; None where there is none.
-      printed_std: its standard deviation; None where print states none.
-      difference: as `difference`.
-      note: remarks on ours and on print, parted by "; " (`remark`).
+      method: name of the method in the paper.
+      setting: description of the setting.
+      ours: jaxpfl's value; None if the run gave none.
+      std: standard deviation of ``ours``; None for a single run.
+      printed: published value; None if there is none.
+      printed_std: standard deviation of the published value; None if the paper states none.
+      difference: result of `difference`.
+      note: notes on both values, separated by "; " (see `remark`).
     """
 
     method: str
@@ -36,12 +36,14 @@ class Row:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON-able values."""
+        """Return the row as JSON values."""
         return asdict(self)
 
 
 def difference(ours: float | None, std: float | None, printed: Printed) -> float | None:
-    """Ours minus print, in joint standard deviations; None where either has no value or no spread.
+    """Return jaxpfl's value minus the published value, in joint standard deviations.
+
+    Return None if a value or a standard deviation is missing.
 
     .. math:: (x - y) / \\sqrt{s_x^2 + s_y^2}
 
@@ -56,7 +58,7 @@ def difference(ours: float | None, std: float | None, printed: Printed) -> float
 
 
 def remark(text: object) -> str:
-    """One remark, whatever its text: semicolons part those of a row."""
+    """Return a string as a single note: its semicolons are replaced, because semicolons separate the notes of a row."""
     return str(text).replace("; ", ", ")
 
 
@@ -70,16 +72,17 @@ def row(
     *,
     comparable: bool = True,
 ) -> Row:
-    """A row beside print.
+    """Make a row with jaxpfl's value and the published value.
 
     Args:
-      method: its name in print.
-      setting: in words.
-      ours: our value.
-      std: its standard deviation.
-      printed: the value in print.
-      notes: remarks; those that are empty or repeated are left out.
-      comparable: false where another problem was solved than the printed one: there is no difference then.
+      method: name of the method in the paper.
+      setting: description of the setting.
+      ours: jaxpfl's value.
+      std: standard deviation of ``ours``.
+      printed: published value.
+      notes: notes; empty and repeated notes are left out.
+      comparable: False if the run solves another problem than the paper, such as a quick run; there is then no
+        difference.
     """
     said = "; ".join(dict.fromkeys(note for note in notes if note))
     gap = difference(ours, std, printed) if comparable else None
@@ -87,8 +90,8 @@ def row(
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (of divisor n - 1); None for no values, and for the deviation of one."""
+    """Return the mean and the standard deviation (divisor n - 1); None for no values, or for one value's deviation."""
     if not values or not all(map(math.isfinite, values)):
         return None, None
     mean = math.fsum(values) / len(values)
-    return mean, statistics.stdev(values) if len(values) > 1 else None  # exactly 0 of equal values
+    return mean, statistics.stdev(values) if len(values) > 1 else None  # exactly 0 for equal values

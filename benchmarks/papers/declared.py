@@ -1,6 +1,6 @@
-"""Declaration of a table or figure: its runs, and the values in print.
+"""Declaration of a table or figure: its runs and the published values.
 
-Accuracies and gains are in percent, as in print.
+Accuracies and gains are in percent, as in the papers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Literal
 from jaxpfl.runs.records import Value
 
 Spread = Literal["runs", "clients"]
-"""Meaning of a row's ±: the standard deviation over runs, or over clients of each one's mean over runs."""
+"""Meaning of a row's ±: standard deviation over runs, or over clients (of each client's mean over runs)."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed value.
+    """A published value.
 
     Attributes:
-      value: as printed; None where a figure shows a curve without numbers.
-      std: its standard deviation; None where print states none.
+      value: value in the paper; None if a figure shows a curve without numbers.
+      std: standard deviation in the paper; None if it states none.
     """
 
     value: float | None = None
@@ -37,14 +37,14 @@ class Contender:
     """A trained row.
 
     Attributes:
-      method: the method's registered name.
-      label: its name in print.
-      printed: the value in print.
+      method: registered name of the method.
+      label: name of the method in the paper.
+      printed: published value.
       set: hyper-parameters and options, ``name=value``.
-      rounds: of this method alone; those of the case unless given.
-      score: metric of a sweep's record, a share.
-      search: axis -> values in place of its case's; empty where print states the values.
-      note: for the reader of the row.
+      rounds: number of rounds of this method; by default, that of the case.
+      score: metric in a sweep's record, a fraction.
+      search: axis -> values to search, instead of the case's search; empty if the paper states the values.
+      note: note for readers of the row.
     """
 
     method: str
@@ -62,17 +62,16 @@ class Training:
     """Trained methods in one setting.
 
     Attributes:
-      setting: in words, unique in its experiment.
+      setting: description of the setting, unique in its experiment.
       config: fields of a `RunConfig`, by name.
-      contenders: the rows.
-      search: axis -> values, chosen on validation examples for each row alone, unless the row has its own; empty for
-        none.
+      contenders: rows of the table.
+      search: axis -> values, chosen for each row by validation, unless the row has its own search; empty for no search.
       spread: meaning of ±.
-      x: place on a figure's horizontal axis.
-      note: for the reader of its rows.
-      every: rounds between scorings on test; each row is then three, as in `jaxpfl.benchmarks.papers.board`. None for
-        one, after the last round.
-      quick: methods of a quick run; all unless given.
+      x: position on a figure's horizontal axis.
+      note: note for readers of the rows.
+      every: number of rounds between scores on test examples, which give three rows per method (see
+        `jaxpfl.benchmarks.papers.board`); None for one row, after the last round.
+      quick: methods of a quick run; all by default.
     """
 
     setting: str
@@ -86,7 +85,7 @@ class Training:
     quick: tuple[str, ...] = ()
 
     def rows(self, *, quick: bool) -> tuple[Contender, ...]:
-        """The contenders that are run."""
+        """Return the contenders to run."""
         if not (quick and self.quick):
             return self.contenders
         return tuple(one for one in self.contenders if one.method in self.quick)
@@ -94,15 +93,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A row of a study of estimation.
+    """A row of an estimation study.
 
     Attributes:
-      label: the estimator's name in print.
-      of: the series of the study's results, or the number in its summary.
-      printed: the value in print.
-      against: another series; the row is then the share of its error that is avoided, in percent.
-      setting: the row's own, beside that of its case.
-      note: for the reader of the row.
+      label: name of the estimator in the paper.
+      of: name of a series in the study's results, or of a number in its summary.
+      printed: published value.
+      against: name of another series; the row is then the percentage of its error that ``of`` avoids.
+      setting: description of the row's setting, in addition to that of its case.
+      note: note for readers of the row.
     """
 
     label: str
@@ -115,17 +114,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimation:
-    """A study of estimation in one setting.
+    """An estimation study in one setting.
 
     Attributes:
-      setting: in words, unique in its experiment.
-      study: its registered name.
-      settings: fields of the study's settings, by name; ``{data}`` in a text is the folder of the data sets.
-      estimates: the rows.
+      setting: description of the setting, unique in its experiment.
+      study: registered name of the study.
+      settings: fields of the study's settings, by name; ``{data}`` in a string is the folder of the data sets.
+      estimates: rows of the table.
       quick: settings of a quick run that change the problem.
-      repetitions: of a quick run; those of ``settings`` unless given.
-      x: place on a figure's horizontal axis.
-      note: for the reader of its rows.
+      repetitions: number of repetitions of a quick run; by default, that in ``settings``.
+      x: position on a figure's horizontal axis.
+      note: note for readers of the rows.
     """
 
     setting: str
@@ -140,13 +139,13 @@ class Estimation:
 
 @dataclass(frozen=True)
 class Students:
-    """PersFL's choices in one setting: rows for T and lambda, means over users.
+    """Choices of PersFL's users in one setting: rows for T and lambda, with means over users.
 
     Attributes:
-      setting: in words, unique in its experiment.
-      training: the runs, of a single contender.
-      printed: means over users of the values in print, by the row's label.
-      x: place on a figure's horizontal axis.
+      setting: description of the setting, unique in its experiment.
+      training: runs of a single contender.
+      printed: means over users of the published values, by the row's label.
+      x: position on a figure's horizontal axis.
     """
 
     setting: str
@@ -157,13 +156,13 @@ class Students:
 
 @dataclass(frozen=True)
 class Reaching:
-    """Rounds until methods come near their best: two rows for each, as in `jaxpfl.benchmarks.papers.reaching`.
+    """Rounds until methods come close to their best score: two rows per method (`jaxpfl.benchmarks.papers.reaching`).
 
     Attributes:
-      setting: in words, unique in its experiment.
-      training: the runs; a contender's printed value is its rounds.
-      stops: number of scorings on the way.
-      x: place on a figure's horizontal axis.
+      setting: description of the setting, unique in its experiment.
+      training: runs; a contender's published value is its number of rounds.
+      stops: number of times that a method is scored during training.
+      x: position on a figure's horizontal axis.
     """
 
     setting: str
@@ -177,7 +176,7 @@ Case = Training | Estimation | Students | Reaching
 
 @dataclass(frozen=True)
 class Figure:
-    """Axes of a figure; a case stands at its ``x``."""
+    """Axes of a figure, on which each case is at its ``x``."""
 
     xlabel: str
     ylabel: str
@@ -188,14 +187,14 @@ class Experiment:
     """A table or figure.
 
     Attributes:
-      name: on the command line.
-      paper: the paper, and the item's name in it.
-      what: in a line.
-      minutes: of the full run on two cores, estimated; a result has those that it took.
+      name: name on the command line.
+      paper: paper, and name of the table or figure in it.
+      what: description in one line.
+      minutes: estimated time of the full run on two cores; a result has the measured time.
       cases: settings with their rows.
-      figure: axes, where print has a figure.
-      quick_cases: places of the cases of a quick run; all unless given.
-      note: for the reader of all rows: errors of print, data in place of others.
+      figure: axes, if the paper shows a figure.
+      quick_cases: indices of the cases in a quick run; all by default.
+      note: note for readers of all rows, for example about errors in the paper, or different data.
     """
 
     name: str
@@ -209,13 +208,13 @@ class Experiment:
 
     @property
     def scales(self) -> bool:
-        """True if a quick run differs from the full one."""
+        """True if a quick run differs from the full run."""
         full = (isinstance(case, Estimation) and not case.quick and case.repetitions is None for case in self.cases)
         return bool(self.quick_cases) or not all(full)
 
 
 def slug(text: str) -> str:
-    """A text as a file name.
+    """Return a string as a file name.
 
     Examples:
       >>> slug("K/m = .33, eps 4")

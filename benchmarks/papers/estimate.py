@@ -1,4 +1,4 @@
-"""Rows of the studies of estimation: one run of the study for each setting, its series kept."""
+"""Rows of estimation studies: each setting has one run of the study, whose series are stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .way import Interrupted, Way
 
 
 def settings_of(case: Estimation, *, quick: bool = False, data_dir: str | None = None) -> Any:
-    """The study's settings of a case, checked.
+    """Return the checked settings of a case's study.
 
     Raises:
-      JaxpflError: for a declaration that cannot be studied.
+      JaxpflError: if the study does not accept the declared settings.
     """
     kind = registry.get(case.study).settings
     names = [field.name for field in dataclasses.fields(kind)]
@@ -51,11 +51,11 @@ def settings_of(case: Estimation, *, quick: bool = False, data_dir: str | None =
 
 
 def measure(case: Estimation, way: Way) -> list[Row]:
-    """Run the study of a case if it has not been run, and return its rows.
+    """Run a case's study unless it has been run, and return its rows.
 
     Raises:
-      Interrupted: if it was stopped before.
-      JaxpflError: for data that are missing, or others than those of a study that has been run.
+      Interrupted: if the run was stopped.
+      JaxpflError: if data are missing, or differ from those of the stored run.
     """
     path = way.folder / "runs" / f"{slug(case.setting)}.json"
     settings = settings_of(case, quick=way.quick, data_dir=way.data_dir)
@@ -73,7 +73,7 @@ def measure(case: Estimation, way: Way) -> list[Row]:
             raise Interrupted
         way.reporter.start(case.setting, 1, 1)
         began = time.perf_counter()
-        way.saves(False)  # all of its repetitions are one program
+        way.saves(False)  # all repetitions are one program
         values = values_of(kind.run(settings, read=read))
         way.saves(True)
         found = {"settings": asked, "data": data, "values": values}
@@ -87,20 +87,20 @@ def measure(case: Estimation, way: Way) -> list[Row]:
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """A study's values as `measure` keeps them; what is not finite is null there."""
+    """Return the values of a study that `measure` stored; values that are not finite are null in the file."""
     found = files.read_checksummed(path)
     found["values"] = {name: [math.nan if x is None else x for x in own] for name, own in found["values"].items()}
     return found
 
 
 def _plain(settings: Any) -> Any:
-    """Settings as JSON holds them, without the place of the data."""
+    """Return the settings as JSON values, without the folder of the data."""
     values = {name: value for name, value in vars(settings).items() if name != "data_dir"}
     return files.jsonable(values)
 
 
 def values_of(results: Results) -> dict[str, list[float]]:
-    """Numbers of a study by name: series, one value for each repetition; errors of folds; single numbers."""
+    """Return a study's numbers by name: series over repetitions, errors of folds, and single numbers."""
     found = _numbers({name: value for name, value in results.json.items() if name not in ("settings", "folds")})
     found |= {name: list(map(float, own)) for name, own in results.json.get("folds", {}).items()}
     for name, values in results.series.items():
@@ -139,12 +139,12 @@ def _row(case: Estimation, estimate: Estimate, values: Mapping[str, list[float]]
 
 
 def _gain(error: float, of: float) -> float:
-    """Share of an error that is avoided, in percent; NaN where there was none to avoid."""
+    """Return the percentage of an error that is avoided; NaN if the error is zero."""
     return 100 * (1 - error / of) if of else math.nan
 
 
 def quick_note(case: Estimation) -> str:
-    """The remark on a quick run."""
+    """Return the note on a quick run."""
     changed = dict(case.quick) | ({} if case.repetitions is None else {"repetitions": case.repetitions})
     how = ", ".join(f"{name} {value}" for name, value in changed.items())
     return f"scaled-down quick run ({how}): not comparable with print"

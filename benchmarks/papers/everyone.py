@@ -1,4 +1,4 @@
-"""Every method of the registry in the settings of the papers' first tables, scored on its way."""
+"""Every registered method in the settings of the papers' first tables, scored during training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _rows(*left_out: str) -> tuple[Contender, ...]:
 
 
 def _mnist() -> Training:
-    """Every method on Table 1's clients of MNIST."""
+    """Return the case with every method on Table 1's clients of MNIST."""
     config = {**MNIST, "local_steps": 10, "seeds": SEEDS}
     note = (
         f"{_ALL}network-lasso, persfl and persfl-gd (which need validation examples), and cfl (which needs all clients "
@@ -28,7 +28,7 @@ def _mnist() -> Training:
 
 
 def _ds1() -> Training:
-    """Every method on DS-1."""
+    """Return the case with every method on DS-1."""
     config = {**persfl.config("mnist", "DS-1"), "rounds": 100, "seeds": SEEDS}
     note = f"{_ALL}network-lasso, and fedbuff (which equals fedavg if all clients take part)"
     return Training("MNIST, DS-1", config, _rows(*_LEFT_OUT, "fedbuff"), note=note, every=20, quick=("ditto",))

@@ -11,7 +11,7 @@ from .declared import UNPRINTED, Estimate, Estimation, Experiment, Printed
 
 PAPER = "Setlur et al. 2023, Table 1"
 STD = 0.01 * math.sqrt(20) / 2.093
-"""Standard deviation over 20 runs of an interval of ±.01 at 95 % (Student's t, 19 degrees of freedom)."""
+"""Standard deviation over 20 runs that corresponds to a 95 % interval of ±.01 (Student's t, 19 degrees of freedom)."""
 PRIVACY = (
     "Algorithm 1's start and DimRed are not private as printed, and Algorithm 3 has its noise on the mean: ours counts "
     "every release, 5 private rounds for 50"
@@ -23,7 +23,7 @@ HALVES = (
 )
 _SETTINGS: Mapping[str, Any] = {"tokens": 1000, "clusters": 10, "temperature": 0.5, "epsilon": (15.0,)}
 _ALONE = "Local"
-"""The estimator that sends nothing, and so has no private form."""
+"""Estimator that sends nothing, so it has no private form."""
 _COLUMNS = {"non-private": "non-private", "eps 15, delta 1e-10": "epsilon 15"}
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks that others know: PFLlib's board, fedjax's EMNIST recipe, Ditto's point estimation, FedEM's clients."""
+"""Other known benchmarks: PFLlib's board, fedjax's EMNIST recipe, Ditto's point estimation, FedEM's clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .declared import UNPRINTED, Contender, Estimate, Estimation, Experiment, Pr
 
 SEEDS = 5
 _FIXED = ("lr_decay=1", "weight_decay=0")
-"""Rates that do not decay, without weight decay."""
+"""Settings without weight decay and without decay of the learning rates."""
 
 PFLLIB = "PFLlib, pfllib.com/benchmark"
 _SETTING = "20 clients, all join, one epoch of batch 10, rate .005, Dirichlet .1 per class, merged and re-split 75/25"
@@ -41,7 +41,7 @@ OWN_VALUES = (
 )
 NO_SUCH_COLUMN = "without numbers: the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News, not these data"
 
-# Of each method of the board: label, set, and the printed value of Fashion-MNIST's practical setting.
+# For each method of the board: label, settings, and the published value of Fashion-MNIST's practical setting.
 _GLOBAL = ("fedavg", "FedAvg", (), (85.85, 0.19)), ("fedprox", "FedProx", (), (85.63, 0.57))
 _BOARD: tuple[tuple[str, str, tuple[str, ...], tuple[float, float] | None], ...] = (
     ("local", "local", (), None),
@@ -215,7 +215,7 @@ EXPERIMENTS = (
 
 
 def case_of(name: str) -> Training:
-    """The trained setting of an experiment of this module."""
+    """Return the trained setting of an experiment of this module."""
     (case,) = next(one for one in EXPERIMENTS if one.name == name).cases
     assert isinstance(case, Training)
     return case

@@ -40,7 +40,7 @@ _SPLITS: Mapping[str, Mapping[str, Any]] = {
 }
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
-# Of each data set and split: mean and standard deviation over users, and rounds, of the five methods.
+# For each data set and split: mean and standard deviation over users, and rounds, of the five methods.
 _METHODS = ("fedavg", "persfl", "fedper", "pfedme", "perfedavg")
 _LABELS = ("FedAvg", "PersFL", "FedPer", "pFedMe", "Per-FedAvg")
 _Rows = tuple[tuple[float, float, int], ...]
@@ -52,7 +52,7 @@ _MAIN: Mapping[tuple[str, str], _Rows] = {
     ("mnist", "DS-2"): ((85.5, 1.3, 50), (88.0, 1.3, 25), (85.5, 1.3, 50), (87.1, 1.2, 800), (87.6, 1.0, 800)),
     ("mnist", "DS-3"): ((96.4, 1.3, 100), (99.4, 0.3, 100), (99.4, 0.5, 100), (98.2, 0.5, 800), (97.3, 0.8, 800)),
 }
-# Of each data set, mean and standard deviation over users of the three splits.
+# For each data set: mean and standard deviation over users for the three splits.
 _Splits = tuple[tuple[float, float], ...]
 _LAST_TEACHER: Mapping[str, _Splits] = {
     "cifar10": ((80.9, 5.0), (58.0, 1.8), (81.6, 7.5)),
@@ -62,7 +62,7 @@ _GENERALISED: Mapping[str, _Splits] = {
     "cifar10": ((81.5, 4.9), (58.2, 1.6), (81.7, 7.4)),
     "mnist": ((98.7, 0.3), (87.3, 1.3), (99.5, 0.4)),
 }
-# Table 5: T and lambda that each of the ten users chose, means over runs.
+# Table 5: T and lambda that each of the ten users chose, as means over runs.
 _CHOICES: Mapping[tuple[str, str], Mapping[str, tuple[float, ...]]] = {
     ("cifar10", "DS-1"): {
         "T": (12.2, 8.2, 7.4, 17, 17, 12.2, 20.2, 12.2, 12.2, 20.2),
@@ -90,15 +90,16 @@ _CHOICES: Mapping[tuple[str, str], Mapping[str, tuple[float, ...]]] = {
     },
 }
 _SCORINGS = {"mnist": 20, "cifar10": 10}
-"""On the way of each method; at one, PersFL trains 29 students for every user and run: minutes of CIFAR-10."""
+"""Number of times that each method is scored. Each time, PersFL trains 29 students for every user and run, which takes
+minutes for CIFAR-10."""
 _COPIED = "print's column equals FedAvg's for all ten users: taken for a copy"
 _LEAST = 100
-"""Rounds of each method at least, where the question is how many it needs."""
+"""Minimum number of rounds of each method, if the question is how many it needs."""
 _MINUTES = {"mnist": 40, "cifar10": 240}
 
 
 def reached(data: str) -> str:
-    """The criterion of Table 7, in words."""
+    """Return the criterion of Table 7 in words."""
     return (
         f"the first of {_SCORINGS[data]} scorings within a point of the run's best on validation examples: print has "
         "no criterion; up to print's rounds, or 100 where it has fewer"
@@ -106,7 +107,7 @@ def reached(data: str) -> str:
 
 
 def config(data: str, split: str) -> dict[str, Any]:
-    """Settings that all tables of a data set and split share."""
+    """Return the settings that all tables of a data set and split share."""
     return {**_COMMON, **_DATA[data], **_SPLITS[split]}
 
 
@@ -117,18 +118,18 @@ def _case(data: str, split: str, rows: tuple[Contender, ...], **more: Any) -> Tr
 
 
 def main_case(data: str, split: str) -> Training:
-    """The five methods of Tables 2 and 3 on a data set and split."""
+    """Return the case with the five methods of Tables 2 and 3 on a data set and split."""
     rows = []
     for method, label, (mean, std, rounds) in zip(_METHODS, _LABELS, _MAIN[data, split], strict=True):
         copied = (data, split, method) == ("mnist", "DS-2", "fedper")
-        search = {"pfedme.lr": RATES} if method == "pfedme" else None  # lr would move w's rate with theta's
+        search = {"pfedme.lr": RATES} if method == "pfedme" else None  # lr would also change w's rate
         note = _COPIED if copied else ""
         rows.append(Contender(method, label, Printed(mean, std), rounds=rounds, search=search, note=note))
     return _case(data, split, tuple(rows))
 
 
 def _variants(data: str, other: Contender, printed: _Splits) -> tuple[Training, ...]:
-    """PersFL beside a variant of it, for each split."""
+    """Return cases that compare PersFL with a variant, for each split."""
     found = []
     for split, value in zip(_SPLITS, printed, strict=True):
         mean, std, rounds = _MAIN[data, split][1]
@@ -138,7 +139,7 @@ def _variants(data: str, other: Contender, printed: _Splits) -> tuple[Training, 
 
 
 def _students(data: str) -> tuple[Students, ...]:
-    """Choices of PersFL's users, for each split."""
+    """Return cases with the choices of PersFL's users, for each split."""
     found = []
     for split in _SPLITS:
         training = _case(data, split, (Contender("persfl", "PersFL", rounds=_MAIN[data, split][1][2]),))
@@ -148,7 +149,7 @@ def _students(data: str) -> tuple[Students, ...]:
 
 
 def _rounds(data: str) -> tuple[Reaching, ...]:
-    """Rounds of the five methods, for each split."""
+    """Return cases with the rounds of the five methods, for each split."""
     found = []
     for split in _SPLITS:
         main = main_case(data, split)
@@ -216,7 +217,7 @@ GRID = (
 
 
 def _grid() -> tuple[Training, ...]:
-    """Accuracy at one lambda and T for all users."""
+    """Return cases with the accuracy at one lambda and T for all users."""
     common = {**config("mnist", "DS-1"), "rounds": 100, "lr": 0.1, "seeds": 1}
     return tuple(
         Training(

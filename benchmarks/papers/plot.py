@@ -1,4 +1,4 @@
-"""Figures of the papers: our values over the horizontal axis of print, printed ones as marks."""
+"""Figures of the papers: jaxpfl's values on the paper's horizontal axis, with the published values as marks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .show import QUICK
 
 
 def write_figure(path: Path, experiment: Experiment, found: Sequence[tuple[Case, list[Row]]], *, quick: bool) -> Path:
-    """Draw a figure: a line for each method with bars of one standard deviation, and the printed values dashed.
+    """Draw a figure with a line per method, bars of one standard deviation, and the published values dashed.
 
     Args:
-      path: of the PNG.
-      experiment: one with a figure.
-      found: its cases with their rows; those without a place on the axis are left out.
-      quick: whether the run was scaled down, which the title says; printed values are then left out.
+      path: PNG file to write.
+      experiment: experiment with a figure.
+      found: cases with their rows; cases without a position on the axis are left out.
+      quick: whether the run was scaled down; the title then says so, and published values are left out.
     """
     about = experiment.figure
     assert about is not None

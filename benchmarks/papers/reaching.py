@@ -1,4 +1,4 @@
-"""Rounds until a method comes near its best, and what a client has uploaded by then."""
+"""Number of rounds until a method comes close to its best score, and a client's uploaded bytes until then."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .way import Way
 
 ROUNDS, UPLOADED = "rounds", "MB uploaded by a client"
 PARTS = (ROUNDS, UPLOADED)
-"""Endings of the settings of a method's two rows."""
+"""Suffixes of the settings of a method's two rows."""
 WITHIN = 1.0
-"""Points of accuracy below a run's best that it is to reach."""
+"""Distance in percentage points below a run's best accuracy that counts as close."""
 
 
 def stops_of(case: Reaching, config: RunConfig, *, quick: bool) -> tuple[int, ...]:
-    """Rounds after which a method is scored: as many as the case asks for, evenly spread, each in a quick run."""
+    """Return the evenly spaced rounds after which a method is scored; in a quick run, every round."""
     rounds = resolve(config).rounds
     assert rounds is not None
     every = 1 if quick else -(-rounds // case.stops)
@@ -36,11 +36,12 @@ def stops_of(case: Reaching, config: RunConfig, *, quick: bool) -> tuple[int, ..
 
 
 def reached(accuracy: np.ndarray, within: float = WITHIN) -> np.ndarray:
-    """Place of a run's first score that is no further than ``within`` below its best, [S]; the number of stops if none
-    is finite.
+    """Return the index of each run's first score that is at most ``within`` below its best score, [S].
+
+    The index is the number of stops if no score is finite.
 
     Args:
-      accuracy: in percent, [stops, S].
+      accuracy: accuracies in percent, [stops, S].
 
     Examples:
       >>> reached(np.array([[90.0], [97.0], [98.0], [97.5], [98.5]]))
@@ -55,8 +56,8 @@ def measure(case: Reaching, way: Way) -> list[Row]:
     """Run what is missing of a case, and return two rows for each method: rounds, and megabytes (1e6 bytes).
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing.
+      Interrupted: if the run was stopped early.
+      JaxpflError: if data are missing.
     """
     return [row for contender in case.training.rows(quick=way.quick) for row in _measured(case, contender, way)]
 
@@ -88,7 +89,10 @@ def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
 def _read(
     case: Reaching, contender: Contender, config: RunConfig, way: Way
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Values of each run by `PARTS`, none where a client diverged or a run has no score, and remarks on what failed."""
+    """Return the values of each run for each part in `PARTS`, and notes on failures.
+
+    There are no values for runs in which a client diverged, or that have no score.
+    """
     stops = stops_of(case, config, quick=way.quick)
     path = folder_of(case.training, contender, way) / "reaching.json"
     found = kept(path, config, contender.method, way, _scores, stops)
@@ -97,21 +101,22 @@ def _read(
     never = int((at == len(stops)).sum())
     lost = [f"no value: {count} clients diverged" for count in found["diverged"][-1] if count]
     lost += [f"no value: {never} of {len(at)} runs have no score"] * (never > 0)
-    if lost:  # a client that diverged stays where it was, and what does not move is at its best at once
+    if lost:  # a diverged client's model no longer changes, so its first score would be its best
         return {ROUNDS: [], UPLOADED: []}, lost
     uploaded = [found["uploaded"][place][run] / 1e6 for run, place in enumerate(at)]
     return {ROUNDS: [float(stops[place]) for place in at], UPLOADED: uploaded}, []
 
 
 def _scores(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
-    """Mean validation accuracy over clients, None where one's model is not finite, the mean number of bytes that a
-    client has uploaded so far, and clients that diverged: [S] each.
+    """Return mean validation accuracies, mean uploaded bytes per client, and numbers of diverged clients, [S] each.
+
+    An accuracy is None if some client's model is not finite. The bytes are counted from the beginning.
     """
     del experiment
     after = simulation.evaluate(state, "validation")["after"]
     broken = np.asarray(after["diverged"]).any(axis=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a run without a score
+        warnings.simplefilter("ignore", RuntimeWarning)  # for a run without a score
         means = np.where(broken, np.nan, np.nanmean(after["accuracy"], axis=1))
     uploads = np.asarray(simulation.counts(state).uploads).mean(axis=1)
     return {

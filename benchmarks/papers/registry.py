@@ -1,4 +1,4 @@
-"""The experiments by name, in the order of the papers."""
+"""Experiments by name, in the order of the papers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ EXPERIMENTS: Mapping[str, Experiment] = _named()
 
 
 def get(name: str) -> Experiment:
-    """The experiment of that name.
+    """Return the experiment with this name.
 
     Raises:
-      JaxpflError: for an unknown name, with the nearest known one.
+      JaxpflError: if the name is unknown; the message suggests the nearest known name.
     """
     if name not in EXPERIMENTS:
         raise unknown_name("table or figure", name, EXPERIMENTS)

@@ -1,4 +1,4 @@
-"""Results on disk: a file for each experiment, and one tidy table of all in a folder."""
+"""Results on disk: a file for each experiment, and one tidy table of all experiments in a folder."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .declared import Experiment
 RESULT = "result.json"
 ROWS_JSON, ROWS_CSV = "rows.json", "rows.csv"
 QUICK = "-quick"
-"""Ending of the folder of a quick run."""
+"""Suffix of the folder of a quick run."""
 COMMITTED = Path(__file__).parent / "measured"
-"""Results at full size that come with the package."""
-_LARGEST = sys.float_info.max  # JSON has infinities, NaN, and whole numbers beyond all floats
+"""Folder of the results of full runs that come with the package."""
+_LARGEST = sys.float_info.max  # JSON allows infinities, NaN, and integers that are too large for a float
 _NUMBERS = ("ours", "std", "printed", "printed_std", "difference")
 _COLUMNS = ("name", "paper", *Row.__dataclass_fields__, "quick")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Rows of an experiment, and how they came about.
+    """Rows of an experiment, and how they were computed.
 
     Attributes:
-      name, paper, what: of the experiment.
+      name, paper, what: same as in the experiment.
       quick: whether the run was scaled down.
-      command: that gives it.
-      minutes: spent on it, in all sessions.
-      versions: of the packages, and the machine, in all sessions that measured something.
-      rows: in the order of print.
+      command: command that reproduces the result.
+      minutes: time spent in all sessions.
+      versions: versions of the packages, and the machine, in all sessions that measured something.
+      rows: rows in the order of the paper.
     """
 
     name: str
@@ -50,20 +50,20 @@ class Result:
     rows: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON-able values."""
+        """Return the result as JSON values."""
         return asdict(self) | {"rows": [row.to_json() for row in self.rows]}
 
     def tidy(self) -> list[dict[str, Any]]:
-        """The rows with the experiment's name and paper."""
+        """Return the rows with the experiment's name and paper."""
         of = {"name": self.name, "paper": self.paper}
         return [of | row.to_json() | {"quick": self.quick} for row in self.rows]
 
 
 def read(path: Path) -> Result:
-    """The result in a file.
+    """Read the result in a file.
 
     Raises:
-      JaxpflError: for a file that holds none.
+      JaxpflError: if the file contains no result.
     """
     stored = files.read_checksummed(path, "jaxpfl papers run makes it again")
     try:
@@ -90,24 +90,24 @@ def _typed(found: Result) -> bool:
 
 
 def place(folder: Path, experiment: Experiment, *, quick: bool) -> Path:
-    """Folder of an experiment among others; a quick run has its own."""
+    """Return the folder of an experiment; a quick run has a separate folder."""
     return folder / f"{experiment.name}{QUICK * quick}"
 
 
 def committed() -> list[Result]:
-    """Results that come with the package."""
+    """Return the results that come with the package."""
     return [read(path) for path in sorted(COMMITTED.glob("*.json"))]
 
 
 class Found(NamedTuple):
-    """Results of a folder by name, and by the file's folder the errors of those that cannot be read."""
+    """Results in a folder by name, and errors of files that cannot be read, by the file's folder."""
 
     results: list[Result]
     damaged: dict[str, JaxpflError]
 
 
 def of_folder(folder: Path) -> Found:
-    """Results in a folder of `place`s, none where nothing is finished; of other folders they are left out, and told."""
+    """Return the results in a folder; a result in a subfolder with another name is left out with a warning."""
     found = Found([], {})
     for path in sorted(folder.glob(f"*/{RESULT}")):
         try:
@@ -117,20 +117,20 @@ def of_folder(folder: Path) -> Found:
             continue
         if path.parent.name == f"{one.name}{QUICK * one.quick}":
             found.results.append(one)
-        else:  # a copy, say, which is not the last result
+        else:  # for example a copy, which is not the latest result
             run = f"{'the quick' if one.quick else 'the full'} run of {printable(one.name)}"
             warn(f"left out: {path} is of {run}, which has a folder of another name")
     return found
 
 
 def check_tidy(folder: Path) -> None:
-    """Refuse a folder in which `write_tidy` would overwrite what something else wrote.
+    """Refuse a folder in which `write_tidy` would overwrite a file of something else.
 
     Raises:
-      JaxpflError: naming the file.
+      JaxpflError: if there is such a file; the message names it.
     """
     for path, ours in ((folder / ROWS_JSON, _is_rows), (folder / ROWS_CSV, _is_table)):
-        if os.path.lexists(path) and not (path.is_file() and ours(path)):  # a pipe would never be read to its end
+        if os.path.lexists(path) and not (path.is_file() and ours(path)):  # reading a pipe would never end
             raise JaxpflError(f"{path} is not of jaxpfl papers run, which writes one: choose another --output")
 
 
@@ -154,10 +154,10 @@ def _is_table(path: Path) -> bool:
 
 
 def write_tidy(folder: Path, results: Iterable[Result]) -> None:
-    """Write ``rows.json`` and ``rows.csv``: the rows of all experiments in a folder.
+    """Write ``rows.json`` and ``rows.csv``, the rows of all experiments in a folder.
 
     Raises:
-      UnwritableError: as on a full disk.
+      UnwritableError: if a file cannot be written, for example on a full disk.
     """
     rows = [row for result in results for row in result.tidy()]
     files.write_json(folder / ROWS_JSON, {"rows": rows})
@@ -168,6 +168,6 @@ def write_tidy(folder: Path, results: Iterable[Result]) -> None:
 
 
 def latest(known: Sequence[Result], own: Sequence[Result]) -> list[Result]:
-    """Results of two origins; the second's take the place of the first's."""
+    """Merge two sets of results; results in ``own`` replace those in ``known``."""
     found = {(one.name, one.quick): one for one in (*known, *own)}
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Run of an experiment in its folder: cases that are done are kept, and running it again goes on."""
+"""Run of an experiment in its folder; finished cases are kept, and running it again continues."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .way import Way
 
 _STATE = "experiment.json"
 _MOST_SECONDS = 1e10
-"""Three centuries: more was not spent."""
+"""Bound for recorded seconds, three centuries; larger values must be wrong."""
 
 
 def cases_of(experiment: Experiment, *, quick: bool) -> tuple[Case, ...]:
-    """The cases that are run."""
+    """Return the cases to run."""
     chosen = experiment.quick_cases if quick and experiment.quick_cases else range(len(experiment.cases))
     return tuple(experiment.cases[place] for place in chosen)
 
 
 def units(experiment: Experiment, *, quick: bool) -> int:
-    """Number of runs and studies of an experiment, for its progress."""
+    """Return the number of runs and studies of an experiment, for the progress bar."""
     cases = cases_of(experiment, quick=quick)
     return sum(_units(case, quick=quick) for case in cases)
 
@@ -57,7 +57,7 @@ def _measured(case: Case, way: Way) -> list[Row]:
 
 
 def command(experiment: Experiment, *, quick: bool) -> str:
-    """The command that runs an experiment."""
+    """Return the command that runs an experiment."""
     return f"jaxpfl papers run {experiment.name}{' --quick' * quick}"
 
 
@@ -65,15 +65,16 @@ def run(experiment: Experiment, way: Way) -> Result:
     """Run what is missing of an experiment, and write its result.
 
     Args:
-      experiment: as declared.
-      way: ``folder`` is the experiment's own, as `results.place`.
+      experiment: declared experiment.
+      way: common settings, whose ``folder`` is the experiment's own folder (see `results.place`).
 
     Returns:
-      The result, which ``result.json``, ``table.md`` and, of a figure, ``figure.png`` hold.
+      The result, which is also written to ``result.json``, ``table.md`` and, for a figure, ``figure.png``.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for missing data, a folder of another experiment, and one whose tidy table is something else's.
+      Interrupted: if the run was stopped early.
+      JaxpflError: if data are missing, if the folder belongs to another experiment, or if the tidy table would
+        overwrite a file of something else.
     """
     results.check_tidy(way.folder.parent)
     before, began = _sessions_of(experiment, way), time.monotonic()
@@ -88,7 +89,8 @@ def run(experiment: Experiment, way: Way) -> Result:
             _keep(experiment, way, _Sessions(spent(), made_by))
 
     rows: list[tuple[Case, list[Row]]] = []
-    _keep(experiment, way, before)  # a kill must not leave runs that nothing names
+    # Written first, so that a killed process leaves no runs in a folder without the experiment's name.
+    _keep(experiment, way, before)
     way = replace(way, reporter=_Watching(way.reporter, measuring))
     try:
         for case in cases_of(experiment, quick=way.quick):
@@ -118,7 +120,7 @@ def run(experiment: Experiment, way: Way) -> Result:
 
 
 def _gather(folder: Path) -> None:
-    """Write the tidy table of a folder; another table's damaged result must not fail a run that is finished."""
+    """Write the tidy table of a folder; a damaged result of another table must not make a finished run fail."""
     found = results.of_folder(folder)
     for error in found.damaged.values():
         warn(f"left out of rows.json and rows.csv: {error}")
@@ -126,7 +128,7 @@ def _gather(folder: Path) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Versions of the packages, and the machine."""
+    """Return the versions of the packages, and the machine."""
     import jax
 
     names = ("jax", "jaxlib", "numpy")
@@ -135,7 +137,7 @@ def versions() -> dict[str, Any]:
 
 
 def _together(made_by: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Versions of all sessions that measured something; where they differ, each."""
+    """Return the versions of all sessions that measured something, with every distinct value."""
 
     def of(name: str) -> Any:
         found = list(dict.fromkeys(one[name] for one in made_by if name in one))
@@ -145,7 +147,7 @@ def _together(made_by: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Watching(Reporter):
-    """A reporter before which a function is called whenever something is measured."""
+    """Reporter that calls a function before each measurement."""
 
     def __init__(self, reporter: Reporter, measuring: Callable[[], None]) -> None:
         self._reporter, self._measuring = reporter, measuring
@@ -173,8 +175,8 @@ class _Sessions(NamedTuple):
     """Sessions of an experiment so far.
 
     Attributes:
-      seconds: that they spent.
-      versions: of those that began to measure something, each once.
+      seconds: time spent in all sessions.
+      versions: distinct versions of the sessions that measured something.
     """
 
     seconds: float = 0.0
@@ -182,10 +184,10 @@ class _Sessions(NamedTuple):
 
 
 def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
-    """Earlier sessions of an experiment.
+    """Read the earlier sessions of an experiment.
 
     Raises:
-      JaxpflError: for a folder of something else.
+      JaxpflError: if the folder belongs to something else.
     """
     path = way.folder / _STATE
     if not path.exists():
@@ -198,7 +200,7 @@ def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
     if not isinstance(stored, dict) or (stored.get("name"), stored.get("quick")) != (experiment.name, way.quick):
         run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
         raise JaxpflError(f"{path} is not of {run}: choose another --output")
-    # Folders of before 0.2 do not say who measured.
+    # Folders written before version 0.2 do not record the versions.
     seconds, made_by = stored.get("seconds"), stored.get("versions", [dict.fromkeys(versions(), "unknown")])
     return _Sessions(
         float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS else 0.0,

@@ -1,6 +1,6 @@
-"""Tables whose full size takes days on two cores, cut to an hour or two: fewer rounds and a smaller network.
+"""Tables whose full runs take days on two cores, reduced to an hour or two by fewer rounds and a smaller network.
 
-Their values describe these settings alone; no printed number stands beside them.
+Their values apply to these settings only, so there are no published values to compare with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BOARD = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "adaped", "apfl", "
 
 
 def _board(data: str, title: str) -> Training:
-    """PFLlib's board with the paper's network of Ozkara et al., for ten rounds."""
+    """Return PFLlib's board with the network of Ozkara et al. and ten rounds."""
     case = others.case_of(f"pfllib-{data}")
     rows = tuple(row for row in case.contenders if row.method in _BOARD)
     config = {**case.config, "model": "cnn", "rounds": 10}
@@ -22,7 +22,7 @@ def _board(data: str, title: str) -> Training:
 
 
 def _fedem() -> Training:
-    """FedEM's 100 clients with a perceptron, for 60 rounds."""
+    """Return FedEM's 100 clients with a perceptron and 60 rounds."""
     case = others.case_of("fedem-mnist")
     config = {**case.config, "model": "mlp:100", "rounds": 60}
     return replace(case, setting="MNIST, Dirichlet .4, perceptron, 60 rounds", config=config, every=20)

@@ -1,4 +1,4 @@
-"""Tables of results beside print: on the terminal and in Markdown."""
+"""Tables of results beside published values, for the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ QUICK = "QUICK RUN, scaled down: not comparable with print"
 
 
 def title(result: Result) -> str:
-    """The title of a result's table."""
+    """Return the title of a result's table."""
     return f"{result.name}: {result.paper}. {result.what}" + (f" [{QUICK}]" if result.quick else "")
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """Texts of a row, as `HEADER`."""
+    """Return the strings of a row, in the order of `HEADER`."""
     gap = "-" if row.difference is None else f"{row.difference:+.1f}"
     return row.setting, row.method, _value(row.ours, row.std), _value(row.printed, row.printed_std), gap
 
@@ -35,7 +35,7 @@ def _value(value: float | None, std: float | None) -> str:
 
 
 def notes(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """The rows that a note is of, in words, and the note; each note once."""
+    """Return each distinct note once, with a description of the rows that have it."""
     rows = list(rows)
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -56,7 +56,7 @@ def _whose(own: list[Row], every: list[Row]) -> str:
 
 
 def print_result(console: Any, result: Result) -> None:
-    """Print a result's table with its notes and how it came about."""
+    """Print a result's table, its notes, and how it was computed."""
     table = new_table(unmarked(title(result)), CAPTION)
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place >= 2)
@@ -68,7 +68,7 @@ def print_result(console: Any, result: Result) -> None:
 
 
 def print_list(console: Any, experiments: Iterable[Experiment], measured: Mapping[str, float]) -> None:
-    """Print the experiments with their papers and minutes, ``measured`` by name or estimated."""
+    """Print the experiments with their papers and their minutes, from ``measured`` (by name) or estimated."""
     said = "minutes; ~ estimated for two cores, others measured: jaxpfl papers show NAME says on what, with the results"
     table = new_table("tables and figures of the papers", said)
     for name in ("name", "paper", "what"):
@@ -81,7 +81,7 @@ def print_list(console: Any, experiments: Iterable[Experiment], measured: Mappin
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """The tables in Markdown."""
+    """Return the tables in Markdown."""
     return "\n".join(_markdown(result) for result in results)
 
 

@@ -1,4 +1,4 @@
-"""Lambda and T that PersFL's users choose, which no sweep records: read from the personalized models."""
+"""Lambda and T that PersFL's users choose, read from the personalized models because sweeps do not record them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LABELS = {"T": "temperature", "lambda": "imitation"}
 
 
 def measure(case: Students, way: Way) -> list[Row]:
-    """Run PersFL if it has not been run, and return the mean choices with their standard deviations over users.
+    """Run PersFL unless it has been run, and return the mean choices with standard deviations over users.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing.
+      Interrupted: if the run was stopped early.
+      JaxpflError: if data are missing.
     """
     training = case.training
     (contender,) = training.contenders
@@ -56,7 +56,7 @@ def measure(case: Students, way: Way) -> list[Row]:
 
 
 def _choices(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
-    """Each user's choices, means over seeds, by label."""
+    """Return each user's choices, as means over seeds, by label."""
     del experiment
     students = simulation.personal_models(state)
     users = {label: np.asarray(getattr(students, name)).mean(axis=0).tolist() for label, name in LABELS.items()}
@@ -65,7 +65,7 @@ def _choices(experiment: Experiment, simulation: Simulation, state: RunState) ->
 
 
 def units(case: Students, *, quick: bool) -> int:
-    """Number of runs of a case, those of the search among them."""
+    """Return the number of runs of a case, including the search."""
     (contender,) = case.training.contenders
     seeds = resolve(config_of(case.training, contender, quick=quick)).seeds or 1
     return runs_of(case.training, quick=quick) - seeds + 1

@@ -1,4 +1,4 @@
-"""Trained rows: for each a search of its rates on validation examples, then runs on the seeds of the table."""
+"""Trained rows: each searches its learning rates on validation examples, and then runs on the table's seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .users import accuracies, kept, over_users
 from .way import Interrupted, Way
 
 SEARCH_SEED = 1000
-"""Seed of the searches, which no final run has."""
+"""Seed of the searches; no final run uses it."""
 _QUICK: Mapping[str, Any] = {
     "data": "digits",
     "clients": 6,
@@ -41,14 +41,16 @@ _KEPT = ("privacy", "participation", "validation_share", "local_epochs", "server
 
 
 class Unchosen(JaxpflError):
-    """No setting of a search can be chosen, as where all diverged: its row has no value, and says why."""
+    """No setting of a search can be chosen, for example because all runs diverged; the row then has no value but a
+    note.
+    """
 
 
 def config_of(case: Training, contender: Contender, *, quick: bool = False, data_dir: str | None = None) -> RunConfig:
-    """The run of one row.
+    """Return the config of one row.
 
     Raises:
-      JaxpflError: for a declaration that no run can have.
+      JaxpflError: if no run can have the declared settings.
     """
     values: dict[str, Any] = dict(case.config)
     if quick:
@@ -62,12 +64,12 @@ def config_of(case: Training, contender: Contender, *, quick: bool = False, data
 
 
 def axes_of(case: Training, contender: Contender) -> Mapping[str, tuple[Value, ...]]:
-    """Axes of a row's search, with their values."""
+    """Return the axes of a row's search, with their values."""
     return case.search if contender.search is None else contender.search
 
 
 def search_of(case: Training, contender: Contender, config: RunConfig) -> Definition | None:
-    """The search of a row: one seed and a third of the rounds; None without one."""
+    """Return the search of a row, with one seed and a third of the rounds; None if nothing is searched."""
     axes = axes_of(case, contender)
     if not axes:
         return None
@@ -78,7 +80,7 @@ def search_of(case: Training, contender: Contender, config: RunConfig) -> Defini
 
 
 def final_of(contender: Contender, config: RunConfig, chosen: Mapping[str, Value]) -> Definition:
-    """The runs of a row on all seeds, with what the search chose."""
+    """Return the runs of a row on all seeds, with the settings that the search chose."""
     grid = Grid(tuple(Axis(name, (value,)) for name, value in chosen.items()))
     return define([contender.method], config, grid, Search(select="none"))
 
@@ -87,18 +89,18 @@ def measure(case: Training, way: Way) -> list[Row]:
     """Run what is missing of a case, and return its rows.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing.
+      Interrupted: if the run was stopped early.
+      JaxpflError: if data are missing.
     """
     return [row for contender in case.rows(quick=way.quick) for row in _measured(case, contender, way)]
 
 
 def chosen(case: Training, contender: Contender, config: RunConfig, way: Way) -> Mapping[str, Value]:
-    """Settings that a row's search chooses; none in a quick run, and where nothing is searched.
+    """Return the settings that a row's search chooses; empty in a quick run, or if nothing is searched.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      Unchosen: if none can be chosen.
+      Interrupted: if the run was stopped early.
+      Unchosen: if no setting can be chosen.
     """
     search = None if way.quick else search_of(case, contender, config)
     if search is None:
@@ -111,12 +113,12 @@ def chosen(case: Training, contender: Contender, config: RunConfig, way: Way) ->
 
 
 def folder_of(case: Training, contender: Contender, way: Way) -> Path:
-    """Folder of a row's sweeps."""
+    """Return the folder of a row's sweeps."""
     return way.folder / "runs" / slug(f"{case.setting} {contender.label}")
 
 
 def choice_notes(settings: Mapping[str, Value]) -> list[str]:
-    """Remarks on what was chosen."""
+    """Return notes on the chosen settings."""
     return [f"{name} {value:g} chosen on validation" for name, value in settings.items() if isinstance(value, float)]
 
 
@@ -128,10 +130,10 @@ def notes_of(
     quick: bool,
     failures: Iterable[str] = (),
 ) -> list[str]:
-    """Remarks on a row: what was chosen, what failed, and those declared, which are of the full run."""
+    """Return the notes on a row: chosen settings, failures, and, for a full run, the declared notes."""
     meaning = USERS if case.spread == "clients" else ""
     if quick:
-        return [QUICK_NOTE, *failures, meaning]  # `row` leaves out what is repeated
+        return [QUICK_NOTE, *failures, meaning]  # `row` leaves out repeated notes
     return [*choice_notes(settings), *failures, contender.note, case.note, meaning]
 
 
@@ -153,7 +155,7 @@ def _measured(case: Training, contender: Contender, way: Way) -> list[Row]:
 def _on_the_way(
     case: Training, contender: Contender, config: RunConfig, settings: Mapping[str, Value], way: Way
 ) -> list[Row]:
-    """The three rows of a contender that is scored on its way."""
+    """Return the three rows of a contender that is scored during training."""
     config = apply_settings(config, settings)
     path = folder_of(case, contender, way) / "curve.json"
     values, failures = board.measured(path, config, contender.method, 1 if way.quick else case.every or 1, way)
@@ -172,7 +174,7 @@ def _on_the_way(
 
 
 _Final = tuple[tuple[float | None, float | None], list[str]]
-"""Mean and standard deviation of a row in percent, and remarks on what failed."""
+"""Mean and standard deviation of a row in percent, and notes on failures."""
 
 
 def _over_runs(
@@ -195,16 +197,16 @@ def _over_users(
 
 
 def _values(records: list[Record], name: str) -> list[float]:
-    """A metric of each run in percent; none where a run lacks it."""
+    """Return a metric of each run in percent; empty if a run lacks it."""
     found = [record.metrics.get(name) for record in records]
     return [100 * value for value in found if value is not None] if None not in found else []
 
 
 def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
-    """Run what is missing of a sweep, and what failed, once more.
+    """Run what is missing of a sweep, and repeat failed runs once.
 
     Raises:
-      Interrupted: if it was stopped before its end.
+      Interrupted: if the run was stopped early.
     """
     sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists(), data=way.data)
     journal = sweep.journal
@@ -218,7 +220,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
 
 
 def marked(rows: Iterable[Row], case: Training, way: Way) -> list[Row]:
-    """Rows of a case with the remarks on its data, as `whole.marked`."""
+    """Return the rows of a case with the notes on its data, as in `whole.marked`."""
     if way.quick:
         return list(rows)
     config = resolve(config_of(case, case.contenders[0], data_dir=way.data_dir))
@@ -228,7 +230,7 @@ def marked(rows: Iterable[Row], case: Training, way: Way) -> list[Row]:
 
 
 def runs_of(case: Training, *, quick: bool) -> int:
-    """Number of runs of a case, those of the searches among them."""
+    """Return the number of runs of a case, including the searches."""
     count = 0
     for contender in case.rows(quick=quick):
         config = config_of(case, contender, quick=quick)

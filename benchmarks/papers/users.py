@@ -1,4 +1,4 @@
-"""Runs of which a table needs more than a sweep records, such as each user's accuracy, kept in a file of their own."""
+"""Runs of which a table needs more than a sweep records, such as each user's accuracy; their values have a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from jaxpfl.support.errors import JaxpflError
 from .compare import spread
 from .way import Interrupted, Way
 
-_ROUNDS = 10  # between two looks at whether to stop
+_ROUNDS = 10  # seconds between two checks whether to stop
 Reading = Callable[[Experiment, Simulation, RunState], dict[str, Any]]
-"""Function that reads JSON-able values from the runs of S seeds."""
+"""Function that computes JSON values from the runs of S seeds."""
 
 
 def kept(
@@ -34,22 +34,23 @@ def kept(
     reading: Reading,
     stops: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Read values from a method's runs on all seeds of a config, which are run unless the file holds them.
+    """Compute values from a method's runs on all seeds of a config, or read them from the file of an earlier call.
 
-    Runs that are stopped, or killed, go on where they were last saved.
+    Runs that were stopped or killed continue from the state that was saved last.
 
     Args:
-      path: of the file.
-      config: of the runs.
-      method: its name.
+      path: path of the file.
+      config: config of the runs.
+      method: name of the method.
       way: common settings.
-      reading: called at the end of the runs.
-      stops: rounds after each of which it is called, in order, with the last; each of its values is then a list of what
-        was read at them.
+      reading: function called at the end of the runs.
+      stops: rounds after which ``reading`` is called, in increasing order, ending with the last round; each value is
+        then
+        a list over the stops.
 
     Raises:
-      Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
+      Interrupted: if the runs were stopped early.
+      JaxpflError: if data are missing or have changed, or if the file is damaged or has other settings.
     """
     asked = {"method": method, "config": to_json(replace(config, data_dir=None)), "stops": list(stops)}
     config = resolve(config)
@@ -67,14 +68,14 @@ def kept(
         files.write_checksummed(path, found)
     if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
-    unfinished.remove()  # also what a kill left of it after the file was written
+    unfinished.remove()  # also deletes a state that remained because the process was killed after writing the file
     return found
 
 
 def _read(
     experiment: Experiment, method: str, way: Way, reading: Reading, stops: Sequence[int], unfinished: Unfinished
 ) -> tuple[list[dict[str, Any]], float]:
-    """Values read at each stop, the last round alone unless there are some, and the seconds of all sessions."""
+    """Return the values at each stop (only the last round if there are no stops), and the seconds of all sessions."""
     config, began = experiment.config, time.monotonic()
     rounds = config.rounds or 1
     stops = stops or (rounds,)
@@ -103,7 +104,7 @@ def _read(
 
 
 def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
-    """Each user's test accuracy in each run, [S][m], None where there is none; users that diverged in each run."""
+    """Return each user's test accuracy in each run, [S][m] (None if undefined), and the number of diverged users."""
     del experiment
     after = simulation.evaluate(state)["after"]
     accuracy = [[float(one) if np.isfinite(one) else None for one in run] for run in np.asarray(after["accuracy"])]
@@ -111,18 +112,20 @@ def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) 
 
 
 def diverged(simulation: Simulation, state: RunState, after: Mapping[str, Any]) -> list[int]:
-    """Number of clients in each run that diverged in a round, or whose personalized model is not finite, [S]."""
+    """Return the number of clients per run that diverged in a round or have a personalized model that is not finite,
+    [S].
+    """
     lost = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     return lost.sum(axis=1).tolist()
 
 
 def over_users(accuracy: list[list[float | None]]) -> tuple[float | None, float | None]:
-    """Mean over users of each one's mean over runs, and the sample standard deviation of these means, in percent.
+    """Return the mean and sample standard deviation over users of each user's mean over runs, in percent.
 
     Users without test examples are left out.
 
     Args:
-      accuracy: of each run and user, a share, [S][m].
+      accuracy: accuracy of each run and user, as a fraction, [S][m].
     """
     users = [[run[user] for run in accuracy] for user in range(len(accuracy[0]))]
     scored = [[100 * value for value in one if value is not None] for one in users]

@@ -1,4 +1,4 @@
-"""Common settings of the runs of an experiment, and its interruption."""
+"""Common settings of an experiment's runs, and the exception for its interruption."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from jaxpfl.runs.sweep.execute import Data
 
 @dataclass(frozen=True)
 class Way:
-    """Common settings of the runs of an experiment.
+    """Common settings of an experiment's runs.
 
     Attributes:
-      folder: of the experiment.
+      folder: folder of the experiment.
       quick: whether runs are scaled down.
-      data_dir: folder of the data sets; as `RunConfig` unless given.
-      reporter: of the progress.
-      stopped: true once no more is to be done.
-      saves: told False while a stop would lose no finished work, and may come at once.
-      data: last loaded, for the sweeps that follow.
+      data_dir: folder of the data sets; by default, the same as in `RunConfig`.
+      reporter: object whose methods are called with the progress.
+      stopped: function that returns True once the experiment should stop.
+      saves: function that is called with False while a stop would lose no finished work, so that it may be immediate.
+      data: cache of the data loaded last, for the next sweeps.
     """
 
     folder: Path
@@ -34,4 +34,4 @@ class Way:
 
 
 class Interrupted(Exception):
-    """The experiment was stopped; what is done is kept."""
+    """The experiment was stopped; finished parts are kept."""

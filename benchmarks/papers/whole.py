@@ -1,4 +1,4 @@
-"""Remarks on the tables' data sets: parts of one, whose rows state no difference from print, and altered ones."""
+"""Notes on the tables' data sets: incomplete sets, whose rows are not compared with the paper, and altered sets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SIZES = {
     "irc": 937_826,
     "a9a": 32_561,
 }
-"""Examples, training and test, of each data set that is read whole; counties, tokens counted, and instances."""
+"""Numbers of entries of the complete data sets: training and test examples, counties, distinct tokens, or instances."""
 ALTERED = {3949832213: "our copy of CIFAR-10 was compressed by JPEG once more"}
-"""Remark on data by their checksum, as `jaxpfl.runs.sweep.execute.Data.checksum`."""
+"""Note on a data set, by its checksum (`jaxpfl.runs.sweep.execute.Data.checksum`)."""
 
 
 def part(name: str, found: int) -> str:
-    """Remark on a data set of another size than the one that the tables are of; empty for the whole.
+    """Return the note on a data set that is not complete; empty if it is complete.
 
     Examples:
       >>> part("mnist", 300)
@@ -39,7 +39,7 @@ def part(name: str, found: int) -> str:
 
 
 def marked(rows: Iterable[Row], part: str, altered: str = "") -> list[Row]:
-    """The rows with the remarks on their data, and, on a part of the whole, without a difference from print."""
+    """Return the rows with notes on their data; rows on incomplete data lose their difference from the paper."""
     return [
         replace(
             row,
