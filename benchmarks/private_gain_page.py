@@ -86,9 +86,7 @@ def _table(scores: Scores) -> str:
 
 
 def _cell(scores: Scores, name: str, own: Mapping[float | None, Sequence[float]], epsilon: float) -> str:
-    """Return the accuracy, and the paired lead over the best control with as many public examples ± half its 95 %
-    interval.
-    """
+    """Return the accuracy, and the paired lead over the best control with equally many public examples."""
     control, theirs = best_control(scores, epsilon, public=_is_public(name))
     if name == control or "learns nothing" in name or len(theirs) != len(own[epsilon]) or len(theirs) < 2:
         return _spread(own[epsilon])

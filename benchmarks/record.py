@@ -53,9 +53,7 @@ def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.Argu
 
 
 def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
-    """Decorator for a benchmark's ``main``: if a contender fails, print one line on standard error and exit with status
-    1.
-    """
+    """Decorator for a benchmark's ``main``: a failed contender gives one line on standard error and exit status 1."""
 
     @functools.wraps(main)
     def guarded(argv: list[str] | None = None) -> None:

@@ -152,9 +152,7 @@ def triad(words: int) -> Contender:
 
 
 def on_every_device(body: Callable[[Any], Any], carry: Any) -> Callable[[int], None]:
-    """Return ``run(passes)``, in which each device applies ``body`` repeatedly to its own row of the leaves [devices,
-    ...].
-    """
+    """Return ``run(passes)``: each device applies ``body`` repeatedly to its own row of the leaves [devices, ...]."""
     import jax
     from jax.sharding import AxisType, Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P

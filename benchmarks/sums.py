@@ -1,11 +1,11 @@
-"""Rounding of float32 sums over a million clients, against float64.
+"""Rounding errors of float32 sums over a million clients, relative to float64.
 
     python -m benchmarks sums
 
-Each client contributes a row of eight numbers, all 0.1 or log-normal (sigma 2). The rows are added as the engine adds
-uploads and metrics: one client at a time, in blocks of 128, and all at once, on one device and on all; and as
-estimators do: a mean, and a mean weighted by each client. ``plain loop`` adds one row after the other without
-compensation. Largest relative error of the eight sums, and milliseconds of one sum.
+Each client contributes a row of eight numbers, which are all 0.1 or log-normal (sigma 2). The rows are added as the
+engine adds uploads and metrics (one client at a time, in blocks of 128, or all at once, on one device and on all
+devices), and as estimators do (a mean, and a mean with client weights). ``plain loop`` adds one row after the other
+without compensation. The results are the largest relative error of the eight sums, and the milliseconds of one sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .problems import use_devices
 from .record import command, parser, positive, table, target, write
 
 COLUMNS = 8
-ASKED = target(1e-6, 2e-7)  # relative, at most; not of the plain loop
+ASKED = target(1e-6, 2e-7)  # maximum relative error, except for the plain loop
 PLAIN = "plain loop"
 
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Error and time of every sum, for each kind of values."""
+    """Return the error and time of every sum, for each kind of values."""
     use_devices()
     import jax
     import jax.numpy as jnp
@@ -60,7 +60,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
     m = settings["clients"]
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
-    # Every device holds a part of equal size.
+    # Every device has a part of equal size.
     m -= m % mesh.size
     rows = jnp.arange(m, dtype=jnp.int32)
 

@@ -1,12 +1,12 @@
-"""Seeds x learning rates in ONE program against separate runs of each setting, small perceptron on digits.
+"""Seeds and learning rates in ONE program compared with a separate run for each setting.
 
     python -m benchmarks sweep
 
-S settings, each a whole run: 50 clients, 10 in a round, ten steps of batch 10. They are seven rates with S / 7 seeds
-each where seven divides S, else S pairs of a seed and a rate. The one program has the settings as an axis. A separate
-run compiles a program of its own, as in a process of its own; those of ``kept`` share the program that the first one
-compiled, as calls of ``fit`` in one process do. ``first s`` is a whole sweep with all its compilation, ``seconds`` one
-more with the compiled programs.
+Each of the S settings is a whole run of a small perceptron on digits: 50 clients, 10 in a round, ten steps of batch 10.
+If S is a multiple of seven, there are seven rates with S / 7 seeds each, otherwise S pairs of a seed and a rate. One
+program has the settings as an axis. A separate run compiles its own program, as in a new process. The runs of ``kept``
+share the program that the first of them compiled, as calls of ``fit`` in one process do. ``first s`` is the time of a
+whole sweep with all its compilation, and ``seconds`` the time of another sweep with the compiled programs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .record import command, parser, positive, table, target, write
 from .worker import Contender
 
 PROBLEM = Problem("mlp", clients=50, cohort=10, steps=10, batch=10)
-ASKED = {8: target(0.5, 0.2), 56: target(0.55, 0.2)}  # at most: one program over separate runs
-ASKED_COMPILED = {56: target(0.15, 0.05)}  # the same with compiling
+ASKED = {8: target(0.5, 0.2), 56: target(0.55, 0.2)}  # maximum time of one program relative to separate runs
+ASKED_COMPILED = {56: target(0.15, 0.05)}  # the same with compilation
 HOW = ("in one program", "kept", "separate")
 RATES = 7
 
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """A sweep; a "round" of this contender is the whole of it."""
+    """Run a sweep, which counts as one "round" of this contender."""
     use_devices()
     from jaxpfl.engine import compiled
 
@@ -96,7 +96,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def _settings(size: int) -> tuple[list[int], np.ndarray]:
-    """Seeds and rates of so many settings."""
+    """Return the seeds and rates of the given number of settings."""
     if size % RATES == 0:
         return [i // RATES for i in range(size)], np.tile(np.geomspace(0.01, 0.3, RATES), size // RATES)
     return list(range(size)), np.geomspace(0.01, 0.3, size) if size > 1 else np.array([0.1])

@@ -1,10 +1,10 @@
-"""Client counts as one command: ``jaxpfl sweep`` over 10 to a million linear clients.
+"""One command, ``jaxpfl sweep``, over 10 to a million linear clients.
 
     python -m benchmarks sweep_clients
 
-Logistic regression on planted clients (four features, five examples each), everyone in every round, ten rounds of ten
-steps. The command runs in a process of its own with a cold cache: its seconds, the programs that it trained, and its
-peak memory, with the seconds, the compile seconds and the scores of each count.
+The task is logistic regression on planted clients (four features, five examples each), with all clients in each of ten
+rounds of ten steps. The command runs in a new process with an empty cache. The results are its seconds, the number of
+programs that it trained, its peak memory, and the seconds, compile seconds and scores for each number of clients.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _sweep(given: list[str], folder: Path) -> tuple[dict[str, Any], float]:
-    """Summary and seconds of the command, its cache in a new folder."""
+    """Run the command with its cache in a new folder, and return its summary and seconds."""
     call = [sys.executable, "-m", "jaxpfl.cli", "sweep", *given, "--output", str(folder / "sweep"), "--json"]
     began = time.perf_counter()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}

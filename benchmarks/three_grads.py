@@ -1,7 +1,7 @@
-"""AdaPeD as one writes it first: three separate ``jax.grad`` calls, each with its own forward passes.
+"""AdaPeD as three separate ``jax.grad`` calls, each with its own forward passes.
 
-As traced, a step has 6 forward and 2 backward passes where jaxpfl's has 4 and 2. Whether XLA finds the repeated ones is
-what the measurement shows.
+In the traced program, a step has 6 forward and 2 backward passes; in jaxpfl's program, 4 and 2. The measurement shows
+whether XLA removes the repeated forward passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxpfl.priors import distillation
 
 
 def three_grads(task: Task, work: LocalWork) -> Algorithm:
-    """AdaPeD's numbers from the same parts, two forward passes in each gradient."""
+    """Return AdaPeD built from the same parts, with two forward passes in each gradient; the numbers are the same."""
 
     def update(key: Any, hp: Any, ctx: Any, message: Message, theta: Any, splits: Any) -> tuple[Any, Upload, Any]:
         rates = (hp.lr * hp.decay(ctx.round, work.steps), hp.lr_global * hp.decay(ctx.round, work.steps))
@@ -49,7 +49,7 @@ def three_grads(task: Task, work: LocalWork) -> Algorithm:
                 f = divergence(forward(mu), forward(theta))
                 return jnp.log(2 * psi) / 2 + hp.c * f / (2 * psi), f
 
-            # The functions read theta and mu where they are called: each gradient is at the newest values.
+            # The functions read theta and mu when they are called, so each gradient is at the newest values.
             gradient, loss = jax.grad(of_theta, has_aux=True)(theta)
             theta = descend(theta, gradient, rates[0])
             mu = descend(mu, jax.grad(of_mu)(mu), rates[1])
@@ -66,7 +66,7 @@ def three_grads(task: Task, work: LocalWork) -> Algorithm:
 
 
 def disagreement(problem: Any) -> float:
-    """The largest difference between any number of the state after one round of this and of jaxpfl's AdaPeD."""
+    """Return the largest difference between the states of this AdaPeD and jaxpfl's after one round."""
     from .problems import simulate
 
     states = []

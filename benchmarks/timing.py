@@ -15,7 +15,7 @@ PHASES = {
 
 
 class CompileSeconds:
-    """Seconds of tracing, lowering and XLA (reading the persistent cache included) since the last `take`."""
+    """Seconds of tracing, lowering and XLA (including reads of the persistent cache) since the last `take`."""
 
     def __init__(self) -> None:
         import jax.monitoring
@@ -24,7 +24,7 @@ class CompileSeconds:
         jax.monitoring.register_event_duration_secs_listener(self._add)
 
     def take(self) -> dict[str, float]:
-        """The seconds of each phase and their ``total``; the count starts anew."""
+        """Return the seconds of each phase and their ``total``, and start again from zero."""
         taken = dict(self._seconds)
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         return taken | {"total": sum(taken.values())}
@@ -35,7 +35,7 @@ class CompileSeconds:
 
 
 def with_compile_seconds(build: Callable[[], Contender]) -> Contender:
-    """Contender from ``build`` with the facts ``start`` and ``round``: compile seconds of building and a first run."""
+    """Return the contender from ``build``, with the compile seconds of building and of a first run as facts."""
     seconds = CompileSeconds()
     contender = build()
     start, first = seconds.take(), {}

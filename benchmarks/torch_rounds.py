@@ -1,6 +1,7 @@
-"""The competitors: FedAvg and AdaPeD rounds as good PyTorch loops, one client after the other, tensors in memory.
+"""The torch contenders: rounds of FedAvg and AdaPeD as efficient PyTorch loops over clients, with tensors in memory.
 
-AdaPeD shares its forward passes as jaxpfl does. On a GPU all tensors, psi too, stay there: nothing waits for the host.
+AdaPeD shares its forward passes as jaxpfl does. On a GPU, all tensors (even psi) stay on the GPU, so nothing waits for
+the host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Net(nn.Module):
 
 
 class Clients:
-    """Some of the clients, on one process: their data, and for AdaPeD their models."""
+    """Clients of one process: their data, and for AdaPeD their models."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class Clients:
         self.thetas: list[list[torch.Tensor]] | None = None
 
     def batches(self, n: int) -> torch.Tensor:
-        """Indices of a round's batches, [steps, batch]: whole epochs, each in an order of its own."""
+        """Return the indices of a round's batches, [steps, batch]: whole epochs, each in a new random order."""
         used = self.steps * self.batch
         order = torch.cat([torch.randperm(n, device=self.device) for _ in range(-(-used // n))])
         return order[:used].view(self.steps, -1)
 
     def fedavg(self, mu: list[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
-        """The sum of n_i (w_i - mu), and of n_i."""
+        """Return the sum of n_i (w_i - mu), and the sum of n_i."""
         params = list(self.model.parameters())
         total, weight = [torch.zeros_like(p) for p in mu], 0.0
         for x, y in self.data:
@@ -77,7 +78,7 @@ class Clients:
         return total, weight
 
     def adaped(self, mu: list[torch.Tensor], psi0: Any) -> tuple[list[torch.Tensor], Any, float]:
-        """The sums of mu_i - mu and psi_i - psi, and the number of clients."""
+        """Return the sums of mu_i - mu and of psi_i - psi, and the number of clients."""
         student, teacher = list(self.model.parameters()), list(self.teacher.parameters())
         if self.thetas is None:
             self.thetas = [[m.clone() for m in mu] for _ in self.data]
@@ -108,7 +109,7 @@ class Clients:
 
 
 class Server:
-    """The global model, and psi; asks its own clients and those of other processes."""
+    """The global model and psi; the server runs its own clients and those of other processes."""
 
     def __init__(self, method: str, clients: Clients, pipes: list[Any]):
         self.method, self.clients, self.pipes = method, clients, pipes
@@ -131,7 +132,7 @@ class Server:
             torch.cuda.synchronize()
 
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Accuracy of the global model on test images [n, 28, 28, 1]."""
+        """Return the accuracy of the global model on test images [n, 28, 28, 1]."""
         _load(list(self.clients.model.parameters()), self.mu)
         with torch.no_grad():
             logits = self.clients.model(torch.from_numpy(x).to(self.clients.device).permute(0, 3, 1, 2))
@@ -139,7 +140,7 @@ class Server:
 
 
 def unpad(data: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each client's real examples, from stacked `jaxpfl.ClientData`."""
+    """Return each client's real examples from stacked `jaxpfl.ClientData`."""
     return [(x[mask], y[mask]) for x, y, mask in zip(data.x, data.y, data.mask, strict=True)]
 
 
@@ -148,7 +149,7 @@ def work(method: str, clients: Clients, mu: list[torch.Tensor], psi: Any) -> tup
 
 
 def helper(method: str, data: list[tuple[np.ndarray, np.ndarray]], steps: int, batch: int, pipe: Any) -> None:
-    """Another process's share of the clients."""
+    """Run another process's part of the clients."""
     torch.set_num_threads(1)
     clients = Clients(data, steps, batch, channels_last=True)
     while True:

@@ -1,10 +1,10 @@
-"""One process of a benchmark: builds what is measured, then answers its parent's questions.
+"""Process of a benchmark: it builds what is measured, and then answers its parent's questions.
 
     python benchmarks/worker.py MODULE '{"settings": "as JSON"}'
 
-``MODULE.work(settings)`` returns a `Contender`, which stays and is timed when asked, or a dictionary, which is the
-answer. Questions and answers are lines of JSON; an exception is the answer ``{"error": one line}``. Imports nothing
-but the standard library: another interpreter may run it.
+``MODULE.work(settings)`` returns a `Contender`, which is timed on request, or a dictionary, which is the answer.
+Questions and answers are lines of JSON. An exception is answered by ``{"error": one line}``. Only the standard library
+is imported, because another interpreter may run this file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Contender(NamedTuple):
     """Work to be timed.
 
     Attributes:
-      run: ``run(rounds)`` returns when the work of that many rounds is done.
-      facts: what else there is to say after the timings: accuracy, memory, device.
+      run: function that runs the work of a number of rounds, and returns when it is done.
+      facts: function that returns further results after the timings, such as accuracy, memory and device.
     """
 
     run: Callable[[int], None]
@@ -37,8 +37,8 @@ class Contender(NamedTuple):
 
 
 def main() -> None:
-    """Serves the parent on standard input and output."""
-    # What libraries print must not mix with the answers: from here on it goes to standard error.
+    """Answer the parent's questions on standard input and output."""
+    # Output of libraries must not mix with the answers, so it goes to standard error from here on.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -56,7 +56,7 @@ def main() -> None:
             rounds = json.loads(line)["rounds"]
             answer(_seconds(result.run, rounds) if rounds else result.facts())
     except Exception as error:
-        if type(error).__name__ != "JaxpflError":  # those say all in one line
+        if type(error).__name__ != "JaxpflError":  # these errors have one-line messages
             traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]
         answer({"error": f"{type(error).__name__}: {first}"})

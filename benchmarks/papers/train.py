@@ -41,9 +41,7 @@ _KEPT = ("privacy", "participation", "validation_share", "local_epochs", "server
 
 
 class Unchosen(JaxpflError):
-    """No setting of a search can be chosen, for example because all runs diverged; the row then has no value but a
-    note.
-    """
+    """No setting of a search can be chosen, for example because all runs diverged; the row then has only a note."""
 
 
 def config_of(case: Training, contender: Contender, *, quick: bool = False, data_dir: str | None = None) -> RunConfig:

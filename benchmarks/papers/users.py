@@ -112,9 +112,7 @@ def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) 
 
 
 def diverged(simulation: Simulation, state: RunState, after: Mapping[str, Any]) -> list[int]:
-    """Return the number of clients per run that diverged in a round or have a personalized model that is not finite,
-    [S].
-    """
+    """Return the number of clients per run, [S], that diverged or whose personalized model is not finite."""
     lost = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     return lost.sum(axis=1).tolist()
 

@@ -62,8 +62,7 @@ class Rotated(NamedTuple):
 
 @full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
-    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal. The rotation does not depend on the
-    population.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal, whatever the population.
 
     Decomposing the data only once saves time and avoids a deadlock. Over many clients the decomposition is one batched
     LAPACK call, and two concurrent calls can block each other on XLA's CPU threads (seen with jaxlib 0.10.2 on two

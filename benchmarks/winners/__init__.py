@@ -1,1 +1,1 @@
-"""Map of the methods that win, by clients, examples, heterogeneity, participation, steps and epsilon."""
+"""Map of the best methods, by clients, examples, heterogeneity, participation, steps and epsilon."""

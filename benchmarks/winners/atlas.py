@@ -1,4 +1,4 @@
-"""The measured map: each cell's scores by method and split, as a file that comes with the package."""
+"""The measured map: scores of each cell (a federation and a budget) by method and split, in a file of the package."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ COMMITTED = Path(__file__).parent / FILE
 
 @dataclass(frozen=True)
 class Scores:
-    """A method in a cell, under the setting that it chose on validation.
+    """Scores of a method in a cell, with the setting that it chose by validation.
 
     Attributes:
-      settings: the chosen values, by axis.
-      set: its static options, METHOD.name=value.
-      tries: settings that were tried.
-      rounds: of each run.
-      validation, test: mean accuracy over clients on each split, [S], shares.
-      reference: true if it is no contender.
+      settings: chosen values, by axis.
+      set: static options, METHOD.name=value.
+      tries: number of settings that were tried.
+      rounds: number of rounds of each run.
+      validation, test: mean accuracy over clients on each split, [S], as fractions.
+      reference: whether the method is only a reference, and not a contender.
     """
 
     settings: Mapping[str, Value]
@@ -45,12 +45,12 @@ class Place:
     """A measured cell.
 
     Attributes:
-      name: of the `Cell`.
-      data, model, heterogeneity, share, steps, epsilon, varies: as the cell has them.
-      partition: of its split.
-      measures: of its first split.
-      methods: scores by method; those without any setting that trained are left out.
-      failed: methods left out, with the reason.
+      name: name of the `Cell`.
+      data, model, heterogeneity, share, steps, epsilon, varies: same as in the cell.
+      partition: partition of the cell's split.
+      measures: measures of the cell's first split.
+      methods: scores by method; methods of which no setting could be trained are left out.
+      failed: methods that are left out -> reason.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def contenders(self) -> list[str]:
-        """The methods but for the references."""
+        """Scores of the methods that are not references."""
         return [name for name, own in self.methods.items() if not own.reference]
 
 
@@ -78,11 +78,11 @@ class Atlas:
 
     Attributes:
       quick: whether the run was scaled down.
-      command: that gives it.
-      minutes: wall time of all programs, compiling among it.
-      versions: of the packages, and the machine.
+      command: command that reproduces the map.
+      minutes: elapsed time of all programs, including compilation.
+      versions: versions of the packages, and the machine.
       splits: number of split seeds.
-      places: in the order of the declaration.
+      places: measured cells, in the order of the declaration.
     """
 
     quick: bool
@@ -93,15 +93,15 @@ class Atlas:
     places: tuple[Place, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The map as JSON-able values."""
+        """Return the map as JSON values."""
         return asdict(self)
 
 
 def read(path: Path = COMMITTED) -> Atlas:
-    """The map in a file.
+    """Read the map in a file.
 
     Raises:
-      JaxpflError: for a file that holds none.
+      JaxpflError: if the file contains no map.
     """
     stored = files.read_checksummed(path, "jaxpfl winners run makes it again")
     try:
@@ -114,7 +114,7 @@ def read(path: Path = COMMITTED) -> Atlas:
 
 
 def _check(found: Atlas) -> None:
-    """Raise ValueError for a map without cells, a cell without contenders, and scores of other splits."""
+    """Raise ValueError for a map without cells, a cell without contenders, or a wrong number of scores."""
     for place in found.places:
         if not place.contenders:
             raise ValueError(place.name)

@@ -1,6 +1,7 @@
 """Declaration of the map: its cells, and the methods with the settings that each tries.
 
-A cell changes one factor of a center, or two. To add one, add it here and run the map again: what is measured is kept.
+A cell changes one or two factors of a center. To add a cell, declare it here and run the map again; finished
+measurements are kept.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from jaxpfl.runs.records import Value
 
 LOCAL_STEPS, BATCH = 10, 10
 VALIDATION = 0.2
-"""Share of a client's labeled examples by which rates, and then the best method, are chosen."""
+"""Fraction of a client's labeled examples by which learning rates, and then the best method, are chosen."""
 SPLITS = 5
-"""Split seeds of each cell; the run's seed is the split's."""
+"""Number of split seeds of each cell; a run uses the seed of its split."""
 FINE_TUNING = 0.15
-"""Share of its gradient steps that fedavg-ft spends on fine-tuning."""
+"""Fraction of its gradient steps that fedavg-ft spends on fine-tuning."""
 DELTA = 1e-3
 OWN_TEST = 0.3
-"""Share of a writer's digits by which all methods are compared."""
+"""Fraction of a writer's digits on which all methods are compared."""
 TEST = 100
-"""Test examples of a client of MNIST, whose images are drawn anew for each split."""
+"""Number of test examples of an MNIST client, whose images are drawn anew for each split."""
 _DIGITS = 1797
 
 Heterogeneity = Mapping[str, Any]
-"""Fields of a split: its partition with the partition's options."""
+"""Fields of a split: its partition, and the partition's options."""
 
 
 def _held(classes: int) -> Heterogeneity:
@@ -46,17 +47,17 @@ THREE = _held(3)
 
 @dataclass(frozen=True)
 class Cell:
-    """A federation and a budget, on which all methods are compared.
+    """A federation and a budget, for which all methods are compared.
 
     Attributes:
       data, model: registered names.
-      clients: m.
-      examples: n, labeled examples of a client, those of the validation among them; None for the users' own.
-      split: the heterogeneity.
-      share: of the clients that take part in a round.
-      steps: gradient steps of a client, expected.
-      epsilon: of the whole run, user-level; None without privacy.
-      varies: the factors in which it differs from its center.
+      clients: number of clients m.
+      examples: number n of labeled examples of a client, including validation; None for all examples of its users.
+      split: heterogeneity of the clients.
+      share: fraction of the clients that take part in a round.
+      steps: expected number of gradient steps of a client.
+      epsilon: user-level epsilon of the whole run; None without privacy.
+      varies: factors in which the cell differs from its center.
     """
 
     data: str
@@ -79,7 +80,7 @@ class Cell:
 
     @property
     def heterogeneity(self) -> str:
-        """The split in words."""
+        """Description of the split."""
         own = self.split
         if own["partition"] == "classes":
             return f"{own['classes_per_client']} classes"
@@ -89,11 +90,11 @@ class Cell:
 
     @property
     def cohort(self) -> int:
-        """Number of clients in a round, expected."""
+        """Expected number of clients in a round."""
         return max(1, round(self.share * self.clients))
 
     def config(self, split_seed: int, rounds: int) -> dict[str, Any]:
-        """Fields of a `RunConfig`, by name."""
+        """Return the fields of a `RunConfig`, by name."""
         values: dict[str, Any] = {"data": self.data, "model": self.model, "clients": self.clients, **self.split}
         if self.examples is None:
             values["test_share"] = OWN_TEST
@@ -114,13 +115,13 @@ FEW_RATES = (0.03, 0.12, 0.5)
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with the settings that it tries, as many as every other.
+    """A method with the settings that it tries; all methods have the same number of tries.
 
     Attributes:
       method: registered name.
-      tries: axis -> values, crossed.
-      private: the tries under privacy; None where the method stays as it is.
-      reference: true if it is no contender: not federated.
+      tries: axis -> values; all combinations are tried.
+      private: tries under privacy; None if the method is the same without privacy.
+      reference: whether the method is only a reference because it is not federated.
       set: static options.
     """
 
@@ -147,9 +148,10 @@ _OF_CLUSTERS = (Contender("ifca", set=("ifca.clusters=3",)), Contender("fedem", 
 
 
 def contenders(cell: Cell) -> tuple[Contender, ...]:
-    """Methods of a cell: fedper where the model has layers, ifca and fedem where clients are clustered.
+    """Return the methods of a cell: fedper only for models with layers, ifca and fedem only for clustered clients.
 
-    At the centers also training on pooled data, as a reference; it compiles anew for every split.
+    At the centers, training on pooled data is included as a reference. It is compiled anew for every split, so it would
+    be too slow for all cells.
     """
     found = [*EVERYWHERE]
     found += [] if cell.model == "linear" else [_LAYERED]
@@ -159,7 +161,7 @@ def contenders(cell: Cell) -> tuple[Contender, ...]:
 
 
 def _varied(centre: Cell, **groups: tuple[Mapping[str, Any], ...]) -> tuple[Cell, ...]:
-    """A center with the cells around it; ``groups`` names factors (``a_x_b`` for a pair) with the fields changed."""
+    """Return a center and the cells around it; ``groups`` maps factors (``a_x_b`` for a pair) to changed fields."""
     found: dict[str, Cell] = {centre.name: centre}
     for factor, changes in groups.items():
         for change in changes:
@@ -206,6 +208,6 @@ CELLS: tuple[Cell, ...] = (
     *_varied(Cell("mnist", "cnn", 10, 100, steps=100), heterogeneity=({"split": IID},), examples=({"examples": 20},)),
 )
 QUICK: tuple[Cell, ...] = (Cell("digits", "linear", 5, 20, steps=40),)
-"""Cells of a quick run, which shows that the command works, and nothing else."""
+"""Cells of a quick run, which shows only that the command works."""
 QUICK_SPLITS = 2
 QUICK_METHODS = ("local", "fedavg-ft")

@@ -1,4 +1,4 @@
-"""Commands that a recommendation prints: a comparison on the federation at hand, and a search of the rates."""
+"""Commands that a recommendation prints: a comparison on the given federation, and a search of the learning rates."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _DECIDED = {
     "lr": "the rates are those of the nearest cell",
     "set": "the settings are those of the nearest cell",
 }
-"""Settings of a config that the commands do not take over, with the reason."""
+"""Settings of a config that the commands replace, with the reason."""
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The commands for a federation.
+    """Commands for a federation.
 
     Attributes:
-      compare: compares the methods under the settings that they chose in the nearest cell.
-      sweep: chooses their rates on the federation first, the other settings being the same.
-      remarks: on both, in words.
+      compare: command that compares the methods with the settings that they chose in the nearest cell.
+      sweep: command that first chooses their learning rates on the federation; other settings are the same.
+      remarks: remarks on both commands.
     """
 
     compare: str
@@ -49,9 +49,9 @@ class Work:
     """A budget of gradient steps of a client, a part of which fedavg-ft spends on fine-tuning.
 
     Attributes:
-      steps: in all.
-      local_steps: of a round.
-      share: of the rounds that a client takes part in.
+      steps: total number of steps.
+      local_steps: number of steps in a round.
+      share: fraction of the rounds in which a client takes part.
     """
 
     steps: int
@@ -60,14 +60,14 @@ class Work:
 
     @property
     def tuned(self) -> int:
-        """The steps of fine-tuning."""
+        """Number of steps of fine-tuning."""
         return round(FINE_TUNING * self.steps)
 
     def rounds(self, steps: int) -> int:
-        """The rounds that so many steps take, and at least one.
+        """Return the number of rounds, at least one, in which a client takes this many steps.
 
         Raises:
-          JaxpflError: for more rounds than a run can have.
+          JaxpflError: if a run cannot have so many rounds.
         """
         found = max(1, round(steps / (self.local_steps * self.share)))
         if found > LARGEST:
@@ -79,22 +79,22 @@ class Work:
 
 
 def commands(asked: Asked, place: Place, methods: Sequence[str], config: RunConfig) -> Commands:
-    """The commands that compare methods on a federation.
+    """Return the commands that compare methods on a federation.
 
     Args:
-      asked: the federation.
-      place: the nearest cell.
-      methods: names of those that are compared.
-      config: of the run; its rounds, its rate and the methods' settings are replaced.
+      asked: federation.
+      place: nearest cell.
+      methods: names of the methods to compare.
+      config: config of the run, whose rounds, learning rate and method settings are replaced.
 
     Raises:
-      JaxpflError: for more rounds than a run can have, and work that is not in steps.
+      JaxpflError: if a run cannot have so many rounds, or if local work is not given in steps.
     """
     if config.local_epochs is not None:
         raise JaxpflError(f"local_epochs = {config.local_epochs}: the map counts steps, give local_steps instead")
     steps = config.local_steps or LOCAL_STEPS
     work = Work(asked.steps or place.steps, steps, asked.participation)
-    # The last rounds of fedavg-ft become its fine-tuning, so that no method of one gradient a step takes more.
+    # fedavg-ft replaces its last rounds by fine-tuning, so that methods with one gradient per step have equal work.
     rounds = work.rounds(work.steps - work.tuned)
     batch = config.batch_size or BATCH
     own = replace(config, rounds=rounds, local_steps=steps, batch_size=batch, lr=None)
@@ -111,7 +111,7 @@ def commands(asked: Asked, place: Place, methods: Sequence[str], config: RunConf
 
 
 def _settings(place: Place, method: str, asked: Asked, work: Work) -> dict[str, Value]:
-    """The settings of a method in a cell but for its rates; clusters and fine-tuning are of the federation at hand."""
+    """Return a method's settings in a cell, without learning rates; clusters and fine-tuning suit the federation."""
     scores = place.methods[method]
     own: dict[str, Value] = {}
     for entry in scores.set:
@@ -133,21 +133,21 @@ def _entries(settings: Mapping[str, Mapping[str, Value]]) -> tuple[str, ...]:
 
 
 def _text(value: Any) -> str:
-    """A value as a flag takes it: a float in as few digits as are exact."""
+    """Return a value as a flag accepts it: a float has as few digits as represent it exactly."""
     if isinstance(value, float) and float(short := f"{value:g}") == value:
         return short
     return str(value)
 
 
 def _flags(config: RunConfig) -> list[str]:
-    """Flags of all settings that are not the defaults, those of the data first."""
+    """Return flags for all settings that differ from their defaults, the data's settings first."""
     of_data = {field.name for field in dataclasses.fields(DataConfig)}
     named = sorted(_given(config), key=lambda pair: pair[0] not in of_data)
     return ["--data", config.data, *(word for name, value in named if name != "data" for word in _flag(name, value))]
 
 
 def _given(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values of the settings that are not the defaults, those of a table with its name before."""
+    """Return names and values of the settings that differ from their defaults; a table's name precedes its settings."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
@@ -165,7 +165,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def _remarks(config: RunConfig, methods: Sequence[str], work: Work) -> Iterator[str]:
-    """The gradients of each method under the same rounds, and the rounds that give each as many."""
+    """Return remarks on the methods' gradients in equal rounds, and on the rounds with equal gradients."""
     assert config.rounds is not None
     among = tuple(methods)
     taken, equal = [], []

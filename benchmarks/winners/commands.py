@@ -1,4 +1,4 @@
-"""``jaxpfl winners``: the map of which method wins where, measured again or shown."""
+"""``jaxpfl winners``: commands that measure or show the map of the best methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = Path("runs") / "winners"
 
 
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
-    """Commands of the group, the same for all arguments."""
+    """Return the commands of the group, which do not depend on the arguments."""
     del args
     return run, show
 
@@ -31,14 +31,15 @@ def run(
     data_dir: str | None = None,
     json: bool = False,
 ) -> None:
-    """Measure the map, and print its tables; what an earlier run finished is kept.
+    """Measure the map, and print its tables; finished parts of an earlier run are kept.
 
     Args:
-        quick: One small cell, two methods and two splits, in half a minute: it shows that the command works, no more.
-        output: Folder of the map: map.json, tables.md and pictures; runs/winners unless given, of a quick map
-            runs/winners-quick.
-        data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
-        json: Print the map as one JSON object, the only thing on standard output.
+        quick: Measure one small cell with two methods and two splits, in half a minute, only to show that the command
+            works.
+        output: Folder of the map: map.json, tables.md and pictures. By default runs/winners, or runs/winners-quick for
+            a quick map.
+        data_dir: Folder of the data sets; by default, $JAXPFL_DATA_DIR, or ./data if that is not set.
+        json: Print the map as one JSON object and nothing else on standard output.
     """
     folder = output or (FOLDER.with_name(f"{FOLDER.name}-quick") if quick else FOLDER)
     found = _run(folder, quick, data_dir)
@@ -48,10 +49,10 @@ def run(
 
 
 def show(output: Path | None = None, json: bool = False, markdown: bool = False) -> None:
-    """Print the map that comes with the package, or that of a folder: each cell's best method with its leads.
+    """Print the map of the package or of a folder: each cell's best method with its leads over other methods.
 
     Args:
-        output: Folder of jaxpfl winners run; the package's map unless given.
+        output: Folder of jaxpfl winners run; by default, the package's map is shown.
         json: Print the map as one JSON object.
         markdown: Print the tables in Markdown.
     """

@@ -1,4 +1,4 @@
-"""The map from the records of its runs: each method's rates chosen on validation, and its scores with them."""
+"""The map from the records of its runs: each method's rates, chosen by validation, and its scores with these rates."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def place_of(
     data_dir: str | None = None,
     methods: Sequence[str] | None = None,
 ) -> Place:
-    """A cell with the scores of its methods.
+    """Return a cell with the scores of its methods.
 
     Args:
-      cell: as declared.
-      records: of the whole map.
+      cell: declared cell.
+      records: records of the whole map.
       splits: split seeds of the cell.
-      data: sets that are loaded already.
+      data: cache of loaded data sets.
       data_dir: folder of the data sets.
-      methods: names of those that were run; None for all of the cell.
+      methods: names of the methods that were run; None for all methods of the cell.
 
     Raises:
-      JaxpflError: if its data are missing.
+      JaxpflError: if the cell's data are missing.
     """
     own = [record for record in records if record.settings.get(CELL) == cell.name]
     found, failed = {}, {}
@@ -69,7 +69,7 @@ def place_of(
 
 
 def _scores(cell: Cell, contender: Contender, records: Sequence[Record], splits: int) -> Scores | str:
-    """Scores of a method, or the reason why there are none."""
+    """Return the scores of a method, or the reason why there are none."""
     tries = tries_of(cell, contender)
     by_run = {(setting_key(_own(record)), record.seed): record for record in records}
     tried = []
@@ -90,7 +90,7 @@ def _scores(cell: Cell, contender: Contender, records: Sequence[Record], splits:
 
 
 def _own(record: Record) -> dict[str, bool | int | float | str]:
-    """A run's settings without those that name its cell and split."""
+    """Return a run's settings without those that identify its cell and split."""
     return {name: value for name, value in record.settings.items() if name not in (CELL, "split_seed")}
 
 
@@ -100,6 +100,6 @@ def _number(run: Record | None, name: str) -> float:
 
 
 def _measures(cell: Cell, data: Drawn, data_dir: str | None) -> Measures:
-    """Measures of a cell's first split."""
+    """Return the measures of a cell's first split."""
     source, federation = data.split(resolve(config_of(cell, contenders(cell)[0], 0, data_dir)))
     return measures(federation, source.num_classes)

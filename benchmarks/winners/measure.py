@@ -1,4 +1,4 @@
-"""Runs of the map: each method on each split of a cell, its tries as rows of one program; what is done is kept."""
+"""Runs of the map: each method's tries on one split of a cell are rows of one program; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 from .cells import FINE_TUNING, LOCAL_STEPS, SPLITS, TEST, Cell, Contender, contenders
 
 CELL = "cell"
-"""Setting of a record that names its cell."""
+"""Name of the setting that identifies a record's cell."""
 
 
 class Drawn(Data):
-    """Data of the last group; of a set with a test set of its own, as many examples as the cell asks for are drawn."""
+    """Data of the last group; from a data set with an official test set, the cell's number of examples is drawn."""
 
     def __init__(self) -> None:
         super().__init__()
         self._drawn: Last[tuple[data.Source, Federation]] = Last()
 
     def split(self, config: RunConfig) -> tuple[data.Source, Federation]:
-        """The data set of a resolved config and its split.
+        """Return the data set of a resolved config, and its split among clients.
 
         Raises:
-          JaxpflError: for missing data.
+          JaxpflError: if data are missing.
         """
         if not config.pool_test:
             return super().split(config)
@@ -63,12 +63,12 @@ def groups_of(
     methods: Sequence[str] | None = None,
     data_dir: str | None = None,
 ) -> list[Group]:
-    """All runs of the map: a group is a method on one split of a cell, its runs the settings that it tries.
+    """Return all runs of the map: a group is a method on one split of a cell, with a run per setting.
 
     Args:
-      cells: as declared.
-      splits: split seeds of each.
-      methods: names of those that are run; None for all of a cell.
+      cells: declared cells.
+      splits: split seeds of each cell.
+      methods: names of the methods to run; None for all methods of a cell.
       data_dir: folder of the data sets.
     """
     return [
@@ -81,12 +81,12 @@ def groups_of(
 
 
 def missing(groups: Iterable[Group], records: Iterable[Record], *, failed: bool = True) -> list[Group]:
-    """The groups with the runs that are left.
+    """Return the groups with only their missing runs.
 
     Args:
-      groups: of all runs.
-      records: of those that were run.
-      failed: whether runs that failed are left.
+      groups: groups of all runs.
+      records: records of finished runs.
+      failed: whether failed runs count as missing.
     """
     done = {record.id for record in records if not failed or record.status != FAILED}
     left = [group.only(run for run in group.runs if run.id not in done) for group in groups]
@@ -97,14 +97,14 @@ def measure(groups: Sequence[Group], folder: Path, reporter: Reporter, stopped: 
     """Run what is missing, and return the records of these groups.
 
     Args:
-      groups: as `groups_of`.
-      folder: whose journal keeps what is done.
-      reporter: receives the progress.
-      stopped: true once no more is to be done.
+      groups: groups as `groups_of` returns them.
+      folder: folder with the journal of finished runs.
+      reporter: object whose methods are called with the progress.
+      stopped: function that returns True once the measurement should stop.
     """
     journal, loaded = Journal(folder), Drawn()
     with warnings.catch_warnings():
-        # Cells of ten examples take all of them for a batch, as is declared.
+        # In cells with ten examples, a batch is all of a client's data, as declared, so the warning is suppressed.
         warnings.filterwarnings("ignore", "batch size", JaxpflWarning)
         for group in missing(groups, journal.read()):
             if stopped():
@@ -115,10 +115,10 @@ def measure(groups: Sequence[Group], folder: Path, reporter: Reporter, stopped: 
 
 
 def check_data(cells: Iterable[Cell], data_dir: str | None) -> None:
-    """Refuse cells whose data are missing, before any is run.
+    """Refuse cells whose data are missing, before anything is run.
 
     Raises:
-      JaxpflError: naming what is missing, and its place.
+      JaxpflError: if data are missing; the message says what is missing, and where to put it.
     """
     known = {entry.name: entry for entry in data.available(data_dir)}
     for name in dict.fromkeys(cell.data for cell in cells):
@@ -127,7 +127,7 @@ def check_data(cells: Iterable[Cell], data_dir: str | None) -> None:
 
 
 def config_of(cell: Cell, contender: Contender, split_seed: int, data_dir: str | None = None) -> RunConfig:
-    """The run of a method on one split, its rounds those of the cell's gradient steps."""
+    """Return the config of a method on one split; its rounds follow from the cell's gradient steps."""
     share = cell.cohort / cell.clients
     steps, settings = cell.steps, contender.set
     if contender.method == "fedavg-ft":
@@ -144,7 +144,7 @@ def config_of(cell: Cell, contender: Contender, split_seed: int, data_dir: str |
 
 
 def tries_of(cell: Cell, contender: Contender) -> list[dict[str, Value]]:
-    """The settings that a method tries in a cell."""
+    """Return the settings that a method tries in a cell."""
     private = cell.epsilon is not None and contender.private is not None
     axes = contender.private if private and contender.private is not None else contender.tries
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

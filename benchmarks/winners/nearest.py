@@ -1,10 +1,10 @@
-r"""Nearest cells of the map to a federation at hand.
+r"""Nearest cells of the map to a given federation.
 
-The distance is Euclidean, in units that each change a federation about as much: a factor of 4 in clients, of 3 in
-examples, of 4 in participation, of 4 in gradient steps and of 4 in epsilon, and .25 in the root of the label skew (iid
-clients and clients of five of ten classes are 1.3 apart). A linear model and one with layers are 1 apart; clients that
-differ in their labels, by clusters that name classes differently, or as users are, 2. The units are a judgement, not a
-measurement.
+The distance is Euclidean. One unit is meant to change a federation about equally along each feature: a factor of 4 in
+clients, 3 in examples, 4 in participation, 4 in gradient steps and 4 in epsilon, and .25 in the square root of the
+label skew (the distance between iid clients and clients with five of ten classes is 1.3). A linear model and a model
+with layers have distance 1. Federations whose clients differ in another way (in label proportions, as clusters that
+name the classes differently, or as users) have distance 2. The units are a judgement, not a measurement.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from .atlas import Place
 from .skew import Measures
 
 FAR = 1.5
-"""Distance beyond which the nearest cell is far."""
+"""Distance beyond which the nearest cell counts as far."""
 _FACTORS = {"clients": 4.0, "examples": 3.0, "participation": 4.0, "steps": 4.0, "epsilon": 4.0}
 _SKEW, _MODEL, _KIND = 0.25, 1.0, 2.0
-_MARGIN = 0.5  # beyond the map's range by more than this is worth a word
+_MARGIN = 0.5  # margin outside the map's range above which there is a remark
 _UNEQUAL = 3.0
-"""Ratio of the largest client to the smallest beyond which a word is said: the map's writers hold 32 to 92 examples."""
+"""Ratio of largest to smallest client above which there is a remark; the map's writers have 32 to 92 examples."""
 _KINDS = {"clusters": "clusters of clients that name classes differently", "natural": "users"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A federation at hand.
+    """The given federation.
 
     Attributes:
-      measures: of its split.
-      partition: of its split.
-      participation: share of the clients in a round.
-      model: a registered name.
-      steps: gradient steps of a client; None if they are open.
-      epsilon: None without privacy.
-      clusters: of clients, where their number is known.
-      sizes: fewest and most labeled examples of a client, where they are known.
+      measures: measures of the federation's split.
+      partition: partition of the split.
+      participation: fraction of the clients in a round.
+      model: registered name.
+      steps: gradient steps of a client; None if undecided.
+      epsilon: epsilon of the run; None without privacy.
+      clusters: number of client clusters, if known.
+      sizes: smallest and largest number of labeled examples of a client, if known.
     """
 
     measures: Measures
@@ -57,9 +57,9 @@ class Near:
     """A cell with its distance.
 
     Attributes:
-      place: the cell.
-      distance: of the federation.
-      parts: the distance along each feature.
+      place: cell.
+      distance: distance from the federation.
+      parts: distance along each feature.
     """
 
     place: Place
@@ -68,13 +68,13 @@ class Near:
 
 
 def nearest(asked: Asked, places: Sequence[Place], count: int = 3) -> list[Near]:
-    """The nearest cells, the nearest first; of a private budget private cells alone, and the other way round."""
+    """Return the nearest cells, nearest first; a private federation is compared with private cells only."""
     found = [_near(asked, place) for place in _eligible(asked, places)]
     return sorted(found, key=lambda near: near.distance)[:count]
 
 
 def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
-    """Features of a federation that lie outside the range of the cells, each in words."""
+    """Return descriptions of the features for which the federation is outside the range of the cells."""
     of_cells = [_numbers_of(place) for place in _eligible(asked, places)]
     said = []
     for name, value in _numbers(asked).items():

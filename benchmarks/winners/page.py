@@ -1,4 +1,4 @@
-"""Tables of the map in Markdown: what docs/records/who-wins.md shows."""
+"""Tables of the map in Markdown, as shown in docs/records/who-wins.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEADER = (
 
 
 def tables(atlas: Atlas) -> str:
-    """The map as sentences about its centers, counts of wins, and a table for each data set and model."""
+    """Return the map as sentences about its centers, counts of wins, and a table for each data set and model."""
     found = [(place, verdict(place)) for place in atlas.places]
     parts = ["\n".join(f"- {sentence(place)}" for place, _ in found if set(place.varies) <= {"clients"}), wins(found)]
     for data, model in dict.fromkeys((place.data, place.model) for place in atlas.places):
@@ -47,7 +47,7 @@ def tables(atlas: Atlas) -> str:
 
 
 def wins(found: Iterable[tuple[Place, Verdict]]) -> str:
-    """Cells in which each method is the best, and in which it is level with or ahead of the best on test."""
+    """Return the numbers of cells in which each method is best, and in which it is level with or above the best."""
     found = list(found)
     best = Counter(one.best for _, one in found)
     level = Counter(name for _, one in found for name in one.level_with)
@@ -61,7 +61,7 @@ def wins(found: Iterable[tuple[Place, Verdict]]) -> str:
 
 
 def sentence(place: Place) -> str:
-    """A cell's best method, its settings and its leads in points of test accuracy."""
+    """Return a sentence on a cell's best method, its settings, and its leads in points of test accuracy."""
     found, size = verdict(place), place.measures
     about = f"{place.data}, {place.model}, {size.clients} clients of {size.examples:g} examples, {place.heterogeneity}"
     about += "" if place.share == 1 else f", K/m {place.share:g}"

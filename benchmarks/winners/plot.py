@@ -1,4 +1,4 @@
-"""Pictures of the map: every method in every cell, and the winner by examples and classes."""
+"""Plots of the map: every method in every cell, and the best method by examples and classes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .verdicts import lead, verdict
 
 COMMAND = "jaxpfl winners run"
 _WORST = 10.0
-"""Points at which the colors end."""
+"""Difference in percentage points at which the color scale ends."""
 
 
 def draw(atlas: Atlas, folder: Path) -> list[Path]:
-    """Write ``who-wins.png``, a heat map of all cells, and ``who-wins-examples.png``, the winner by n and classes."""
+    """Write ``who-wins.png``, a heat map of all cells, and ``who-wins-examples.png``, winners by n and classes."""
     with signed(COMMAND):
         return [save(_all(atlas), folder, "who-wins"), save(_by_examples(atlas), folder, "who-wins-examples")]
 
 
 def _all(atlas: Atlas) -> Any:
-    """Rows are cells, columns methods; a color is the points behind the best on test."""
+    """Draw cells as rows and methods as columns; the color is the difference in points from the best method on test."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(n for p in atlas.places for n, own in p.methods.items() if not own.reference))
@@ -68,7 +68,7 @@ def _label(place: Place) -> str:
 
 
 def _by_examples(atlas: Atlas) -> Any:
-    """For each data set and model, the best method and its lead over local by n and classes."""
+    """Draw, for each data set and model, the best method and its lead over local by n and classes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def _shade(value: float) -> Any:
 
 
 def _grid(atlas: Atlas, data: str, model: str) -> dict[tuple[int, int], Place]:
-    """Cells by examples and classes, those of the commonest other settings; empty for fewer than two by two."""
+    """Return cells by examples and classes, at the most frequent other settings; empty if below two by two."""
     from .cells import CELLS
 
     declared = {cell.name: cell for cell in CELLS}

@@ -1,4 +1,4 @@
-"""Recommendation of a method for a federation, from the nearest cells, with the commands to run."""
+"""Recommendation of a method for a federation from the nearest cells, with the commands to run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ CAVEATS = (
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The nearest cells to a federation, and what follows from them.
+    """The nearest cells to a federation, and the recommendation that follows from them.
 
     Attributes:
-      asked: the federation.
-      cohort: clients in a round.
-      near: the nearest cells with their verdicts, the nearest first.
+      asked: federation.
+      cohort: number of clients in a round.
+      near: nearest cells with their verdicts, nearest first.
       sources: data sets with their models, of all cells of the map.
-      far: whether the nearest is far.
-      beyond: features outside the map's range, in words.
-      commands: that compare the best method with local training and fine-tuned FedAvg on this federation.
+      far: whether even the nearest cell is far.
+      beyond: descriptions of the features outside the map's range.
+      commands: commands that compare the best method with local training and fine-tuned FedAvg on this federation.
     """
 
     asked: Asked
@@ -49,7 +49,7 @@ class Recommendation:
 
     @property
     def method(self) -> str:
-        """The best method of the nearest cell."""
+        """Best method of the nearest cell."""
         return self.near[0][1].best
 
     @property
@@ -62,7 +62,7 @@ class Recommendation:
         return (whence, *CAVEATS, *more, *(private if self.asked.epsilon is not None else ()), *self.commands.remarks)
 
     def to_json(self) -> dict[str, Any]:
-        """The recommendation as JSON-able values."""
+        """Return the recommendation as JSON values."""
         asked = self.asked
         federation = {
             **asked.measures.to_json(),
@@ -85,13 +85,13 @@ def recommend(atlas: Atlas, asked: Asked, cohort: int, config: RunConfig) -> Rec
     """Recommend a method.
 
     Args:
-      atlas: the map.
-      asked: the federation.
-      cohort: clients in a round.
-      config: the data and their split, and what else is given of the run; the budget is that of ``asked``.
+      atlas: map.
+      asked: federation.
+      cohort: number of clients in a round.
+      config: data, split and other given settings of the run; its budget is that of ``asked``.
 
     Raises:
-      JaxpflError: if the map has no cell of the kind, and for a run that the map does not speak of.
+      JaxpflError: if the map has no cells of this kind, or does not cover the run.
     """
     near = nearest(asked, atlas.places)
     if not near:
@@ -107,10 +107,10 @@ def recommend(atlas: Atlas, asked: Asked, cohort: int, config: RunConfig) -> Rec
 
 
 def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> PrivacyConfig:
-    """The privacy of the run: as given, what is open being that of the cell, and delta at most a tenth of 1 / m.
+    """Return the run's privacy settings; missing ones are taken from the cell, with delta at most a tenth of 1 / m.
 
     Raises:
-      JaxpflError: for settings that no run could have, and those that the map does not speak of.
+      JaxpflError: if no run can have the settings, or the map does not cover them.
     """
     if given.noise_multiplier is not None:
         raise JaxpflError(

@@ -1,4 +1,4 @@
-"""``jaxpfl recommend``: the method for a federation, from the nearest cells of the map of which method wins where."""
+"""``jaxpfl recommend``: recommend a method for a federation from the nearest cells of the map of best methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxpfl.support.errors import JaxpflError, shown
 
 @dataclass(frozen=True)
 class _Run:
-    """Settings of the run that is planned."""
+    """Settings of the planned run."""
 
     cohort: int | None = setting(
         None, "Clients in a round.", unless_given="by data set unless given", range=COUNT, unit="clients"
@@ -50,7 +50,7 @@ _RUN = _Run()
 
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
-    """The command; a config file among the arguments gives the defaults of its flags."""
+    """Return the command; a config file named in the arguments determines the defaults of its flags."""
     path = named_file(args)
     file = RunConfig() if path is None else read(path).config
     data_flags = DataConfig(**{f.name: getattr(file, f.name) for f in fields(DataConfig)})
@@ -63,10 +63,10 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         json: bool = False,
         config: Path | None = None,
     ) -> None:
-        """Describe a federation, print the map's nearest cells with their best method, and the command to run.
+        """Find the measured federations most similar to yours, and print their best method and the command to run.
 
         Args:
-            json: Print one JSON object, the only thing on standard output.
+            json: Print one JSON object and nothing else on standard output.
             config: TOML or YAML file with flags.
         """
         _recommend(replace(file, **vars(settings)), run, config, json)
@@ -75,10 +75,10 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def _check(run: _Run, file: PrivacyConfig, path: Path | None) -> None:
-    """Refuse values that no run could have, and settings of privacy without a budget.
+    """Refuse values that no run can have, and privacy settings without a privacy budget.
 
     Raises:
-      JaxpflError: naming the flag, or the field of the config file.
+      JaxpflError: if there is such a value; the message names the flag, or the field of the config file.
     """
     check(run)
     if run.epsilon is not None:
@@ -119,9 +119,9 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     if config.clients_apart:
         federation, _ = data.set_apart(federation, config.clients_apart, config.split_seed)
     model = config.model or model_for(source)
-    build_model(model, source.num_classes, federation.input_shape)  # refuses one that does not fit
+    build_model(model, source.num_classes, federation.input_shape)  # refuses a model that does not fit the data
     cohort = run.cohort or min(config.cohort or federation.num_clients, federation.num_clients)
-    participation.of(federation.num_clients, cohort)  # refuses more clients than there are
+    participation.of(federation.num_clients, cohort)  # refuses a cohort that is larger than the number of clients
     member = client_clusters(config, classes)
     asked = Asked(
         measures(federation, classes),

@@ -1,4 +1,4 @@
-"""Run of the map in its folder: what is done is kept, and running it again goes on."""
+"""Run of the map in its folder; finished runs are kept, and running it again continues."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _STATE = "winners.json"
 
 
 class Interrupted(Exception):
-    """The run was stopped; what is done is kept."""
+    """The run was stopped; finished runs are kept."""
 
 
 class Plan:
     """Runs of a full or a quick map.
 
     Attributes:
-      quick: whether it is scaled down.
-      cells: that are measured.
-      splits: of each cell.
-      methods: that are measured; None for all of a cell.
+      quick: whether the map is scaled down.
+      cells: cells to measure.
+      splits: split seeds of each cell.
+      methods: methods to measure; None for all methods of a cell.
       data_dir: folder of the data sets.
-      groups: all runs.
+      groups: groups of all runs.
     """
 
     def __init__(self, quick: bool, data_dir: str | None = None):
@@ -49,17 +49,17 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command that runs it."""
+        """Command that runs the plan."""
         return f"jaxpfl winners run{' --quick' * self.quick}"
 
     def progress(self, folder: Path) -> tuple[int, int]:
-        """Numbers of runs that are done, and of all."""
+        """Return the numbers of finished runs and of all runs."""
         planned = sum(len(group.runs) for group in self.groups)
         left = sum(len(group.runs) for group in missing(self.groups, Journal(folder).read()))
         return planned - left, planned
 
     def atlas(self, records: list[Record]) -> Atlas:
-        """The map of the cells whose contenders' runs are all done; a reference may be missing.
+        """Return the map of the cells in which all contenders' runs are finished; a reference may be missing.
 
         Cells in which every contender failed are left out with a warning.
         """
@@ -80,10 +80,10 @@ class Plan:
 
 
 def check_folder(folder: Path, *, quick: bool) -> None:
-    """Refuse a folder of something else.
+    """Refuse a folder that contains anything other than this run.
 
     Raises:
-      JaxpflError: for a folder that holds another run, or anything else.
+      JaxpflError: if the folder contains another run, or other files.
     """
     path = folder / _STATE
     if path.exists():
@@ -95,11 +95,11 @@ def check_folder(folder: Path, *, quick: bool) -> None:
 
 
 def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool]) -> Atlas:
-    """Run what is missing, and write the map, its tables and its pictures.
+    """Run what is missing, and write the map, its tables and its plots.
 
     Raises:
-      Interrupted: if it was stopped before its end; the map of the finished cells, if there are any, is written.
-      JaxpflError: for missing data, a folder of something else, and if no cell could be measured.
+      Interrupted: if the run was stopped early; the map of the finished cells, if there are any, is written.
+      JaxpflError: if data are missing, if the folder contains something else, or if no cell could be measured.
     """
     check_folder(folder, quick=plan.quick)
     check_data(plan.cells, plan.data_dir)
@@ -117,7 +117,7 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
 
 
 def write(found: Atlas, folder: Path) -> None:
-    """Write ``map.json``, ``tables.md`` and the pictures of a map."""
+    """Write ``map.json``, ``tables.md`` and the plots of a map."""
     files.write_checksummed(folder / FILE, found.to_json())
     with files.whole(folder / "tables.md") as file:
         file.write(page.tables(found))
@@ -125,7 +125,7 @@ def write(found: Atlas, folder: Path) -> None:
 
 
 def _minutes(records: list[Record]) -> float:
-    """Wall time of all programs, compiling among it."""
+    """Return the elapsed minutes of all programs, including compilation."""
     seconds = (record.seconds + (record.metrics.get("compile_seconds") or 0.0) for record in records)
     return round(math.fsum(seconds) / 60, 1)
 

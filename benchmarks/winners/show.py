@@ -1,4 +1,4 @@
-"""The map and a recommendation on the terminal."""
+"""Display of the map and of a recommendation on the terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_recommendation(console: Any, found: Recommendation) -> None:
 
 
 def settings(place: Place) -> str:
-    """A cell's settings in words."""
+    """Return a description of a cell's settings."""
     own = place.measures
     rest = [f"K/m {place.share:g}"] if place.share < 1 else []
     rest += [] if place.epsilon is None else [f"epsilon {place.epsilon:g}"]

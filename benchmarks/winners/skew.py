@@ -1,4 +1,4 @@
-"""Measures of a federation by which it is compared with the map's cells: sizes, classes held, and label skew."""
+"""Measures of a federation by which it is compared with the map's cells: sizes, numbers of classes, and label skew."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Measures:
     """Properties of a split that are measured, not taken from its flags.
 
     Attributes:
-      clients: m.
-      examples: n, median over clients of labeled examples, those of the validation among them.
-      classes: median over clients of the classes held.
-      num_classes: of the data set.
-      skew: of the labels, 0 for iid clients to 1 for clients of a single class each (`label_skew`).
+      clients: number of clients m.
+      examples: n, median over clients of the number of labeled examples, including validation.
+      classes: median over clients of the number of classes that they have.
+      num_classes: number of classes of the data set.
+      skew: label skew, from 0 for iid clients to 1 for clients with a single class each (`label_skew`).
     """
 
     clients: int
@@ -31,7 +31,7 @@ class Measures:
     skew: float
 
     def to_json(self) -> dict[str, Any]:
-        """The measures as JSON-able values."""
+        """Return the measures as JSON values."""
         return asdict(self)
 
 
@@ -39,7 +39,7 @@ def measures(federation: Federation, num_classes: int) -> Measures:
     """Measure a split on its training and validation examples.
 
     Raises:
-      JaxpflError: where it has no label skew, as of one client, or of one class.
+      JaxpflError: if the label skew is undefined, for example because there is only one client or one class.
     """
     counts = _counts(federation, num_classes)
     skew = label_skew(counts)
@@ -59,13 +59,13 @@ def measures(federation: Federation, num_classes: int) -> Measures:
 
 
 def sizes(federation: Federation) -> tuple[int, int]:
-    """Fewest and most labeled examples of a client, those of the validation among them."""
+    """Return the smallest and the largest number of labeled examples of a client, including validation."""
     own = np.asarray(federation.train.size) + np.asarray(federation.validation.size)
     return int(own.min()), int(own.max())
 
 
 def _counts(federation: Federation, num_classes: int) -> np.ndarray:
-    """Labeled examples of each class, [m, num_classes]."""
+    """Return the number of labeled examples of each class, [m, num_classes]."""
     m, total = federation.num_clients, 0
     for part in (federation.train, federation.validation):
         owner = np.repeat(np.arange(m), np.asarray(part.size))
@@ -75,19 +75,20 @@ def _counts(federation: Federation, num_classes: int) -> np.ndarray:
 
 
 def label_skew(counts: np.ndarray) -> float:
-    r"""Share of the variance of labels that lies between clients, population genetics' :math:`F_{ST}`.
+    r"""Fraction of the variance of labels that is due to differences between clients (:math:`F_{ST}` in genetics).
 
     .. math:: F = \frac{\frac{1}{m-1} \sum_i |\pi_i - \bar\pi|^2}{1 - |\bar\pi|^2}
 
-    where pi_i are client i's class probabilities and their mean is over clients. The variance of the observed
-    proportions about pi_i, (1 - |pi_i|^2) / n_i, is taken off without bias, so that few examples do not look like
-    skew: iid clients give 0 but for noise, whatever n_i, and k of C classes each give (1/k - 1/C) / (1 - 1/C).
+    Here pi_i are client i's class probabilities, and their mean is over clients. The variance of the observed
+    proportions about pi_i, (1 - |pi_i|^2) / n_i, is subtracted without bias, so that small clients do not look skewed.
+    For every n_i, iid clients have F = 0 up to noise, and clients with k of C classes each have F = (1/k - 1/C) / (1 -
+    1/C).
 
     Args:
-      counts: examples of each class, [m, C]; clients with fewer than two are left out.
+      counts: number of examples of each class, [m, C]; clients with fewer than two examples are left out.
 
     Returns:
-      F, at least 0; NaN where it is not defined, as for a single class, and for fewer than two clients.
+      F, at least 0; NaN if it is undefined, as for a single class or fewer than two clients.
 
     Examples:
       >>> round(label_skew(np.array([[10, 0], [0, 10]])), 3), label_skew(np.array([[5, 5], [6, 4]]))
@@ -101,5 +102,5 @@ def label_skew(counts: np.ndarray) -> float:
     mean = shares.mean(axis=0)
     noise = (1 - (shares**2).sum(axis=1)) / (n - 1)
     scatter = ((shares - mean) ** 2).sum() / (len(n) - 1)
-    total = 1 - (mean**2).sum() + scatter / len(n)  # the mean is of m clients, and scatters by that part
+    total = 1 - (mean**2).sum() + scatter / len(n)  # the mean of m clients varies too
     return float(np.clip((scatter - noise.mean()) / total, 0.0, 1.0)) if total > 0 else math.nan

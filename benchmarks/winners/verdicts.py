@@ -1,4 +1,4 @@
-"""Best method of a cell, chosen on validation, and its lead on test with an interval paired over splits."""
+"""Best method of a cell, chosen by validation, and its lead on test examples with an interval paired over splits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Lead:
     """A paired difference of two methods' test accuracies.
 
     Attributes:
-      over: the other method.
-      points: mean over splits of the differences, in percentage points.
-      half_width: of the interval at 95 percent, from Student's t over the splits; infinite for a single split.
+      over: name of the other method.
+      points: mean difference over splits, in percentage points.
+      half_width: half width of the 95 % interval by Student's t over the splits; infinite for a single split.
     """
 
     over: str
@@ -30,12 +30,12 @@ class Lead:
 
     @property
     def level(self) -> bool:
-        """True if the interval holds zero."""
+        """Whether the interval contains zero."""
         return abs(self.points) <= self.half_width
 
     @property
     def words(self) -> str:
-        """The lead in text.
+        """The lead as a string.
 
         Examples:
           >>> Lead("local", 2.0, 0.5).words, Lead("local", 0.1, 0.5).words
@@ -45,7 +45,7 @@ class Lead:
         return f"level ({text})" if self.level else text
 
     def to_json(self) -> dict[str, Any]:
-        """The lead as JSON-able values."""
+        """Return the lead as JSON values."""
         return asdict(self) | {"level": self.level}
 
 
@@ -54,11 +54,11 @@ class Verdict:
     """The best method of a cell.
 
     Attributes:
-      best: the contender of the highest mean validation accuracy; of equal ones the first in the cell's order.
-      accuracy: its mean test accuracy, in percent.
-      runner_up: the second on validation; None where there is one contender alone.
-      leads: of the best over the runner-up, over local and over fedavg-ft, those of itself left out.
-      level_with: contenders over which its lead is level, or negative.
+      best: contender with the highest mean validation accuracy; of equal contenders, the first in the cell's order.
+      accuracy: mean test accuracy of the best method, in percent.
+      runner_up: second-best contender by validation; None if there is only one contender.
+      leads: leads of the best method over the runner-up, local and fedavg-ft, except over itself.
+      level_with: contenders over which the lead is level or negative.
     """
 
     best: str
@@ -68,16 +68,16 @@ class Verdict:
     level_with: tuple[str, ...]
 
     def over(self, method: str) -> Lead | None:
-        """The lead over a method; None where it is the best itself, or was not measured."""
+        """Return the lead over a method; None if the method is the best itself, or was not measured."""
         return next((lead for lead in self.leads if lead.over == method), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON-able values."""
+        """Return the verdict as JSON values."""
         return asdict(self) | {"leads": [lead.to_json() for lead in self.leads]}
 
 
 def verdict(place: Place) -> Verdict:
-    """Choose on validation, and say what test shows: the winner's own test scores had no part in the choice."""
+    """Choose the best method by validation accuracy, and compute its leads on test examples."""
     ranked = ranking(place)
     best, others = ranked[0], ranked[1:]
     asked = dict.fromkeys([*others[:1], *(one for one in BASELINES if one in others)])
@@ -92,19 +92,19 @@ def verdict(place: Place) -> Verdict:
 
 
 def ranking(place: Place) -> list[str]:
-    """Contenders by mean validation accuracy, the best first."""
+    """Return the contenders by mean validation accuracy, best first."""
     return sorted(place.contenders, key=lambda name: -_mean(place.methods[name].validation))
 
 
 def lead(place: Place, method: str, over: str) -> Lead:
-    """The lead of a method over another on the same splits and seeds."""
+    """Return the lead of a method over another method on the same splits and seeds."""
     return Lead(over, *interval(_test(place.methods[method]) - _test(place.methods[over])))
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
-    """Mean and half width of the interval at 95 percent of differences over splits, [S].
+    """Return the mean and the half width of the 95 % interval of differences over splits, [S].
 
-    The split is the unit: clients of one split share their data, so that their scores are not independent.
+    Splits, not clients, are the independent units, because the clients of one split share their data.
     """
     count = len(differences)
     if count < 2:

@@ -1,6 +1,4 @@
-"""Study that reproduces both columns of Table 1 of Setlur et al. 2023, and can export users' personalized
-histograms.
-"""
+"""Study that reproduces both columns of Table 1 of Setlur et al. 2023; it can also export users' histograms."""
 
 from __future__ import annotations
 
