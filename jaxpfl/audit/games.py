@@ -58,7 +58,7 @@ class Canaries(NamedTuple):
       ids: client ids of the canaries, [n].
       relation: neighboring relation, which determines the upload of an excluded canary.
       even: whether the direction's squared length is divided equally among leaves, which detects faults in small
-        leaves. Otherwise it is divided equally among entries, which separates many canaries.
+        leaves. Otherwise, the squared length is divided equally among entries, which separates many canaries.
     """
 
     ids: np.ndarray
@@ -130,8 +130,8 @@ def insert_canaries(
     Args:
       canaries: canaries to insert.
       clipping_norm: clipping norm C.
-      rebuild: function that builds the method's algorithm with different local work. It is used for noise in every
-        step, to replace the canaries' gradients; otherwise None.
+      rebuild: function that builds the method's algorithm with different local work. For noise in every step, this
+        function is used to replace the canaries' gradients; otherwise None.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:

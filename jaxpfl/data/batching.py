@@ -197,8 +197,8 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
       key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
       participations: [] integer, the number of rounds in which this client has trained before. The position in the
         sequence of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
-      size: [] int32, the client's number of examples n_i. If it is 0, as in an empty slot of a cohort, no slot of a
-        batch is valid.
+      size: [] int32, the client's number of examples n_i. If the number is 0, as in an empty slot of a cohort, no slot
+        of a batch is valid.
 
     Returns:
       indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.

@@ -74,8 +74,8 @@ def summary(
 
     Args:
       federation: clients to count.
-      num_classes: number of classes, such as `Source.num_classes`. It is increased if a label exceeds it: for labels 0
-        and 1 with one logit, `Source.num_classes` is 1, but two classes are counted.
+      num_classes: number of classes, such as `Source.num_classes`. The number is increased to cover all labels: for
+        labels 0 and 1 with one logit, `Source.num_classes` is 1, but two classes are counted.
       source: source of the federation, to count the examples that no client has (examples of test users who are not
         clients, of users who were not chosen, and of dropped clients).
       member: true cluster of each client by id, from `true_clusters`.

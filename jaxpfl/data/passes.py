@@ -1,7 +1,7 @@
 """Passes over a client's examples in chunks, and padded lengths for clients of different sizes.
 
 `total` and `each` apply a function to chunks of examples. A short chunk has `ClientData.chunk` examples, and a long
-chunk four times as many. A client with n_i examples needs ceil(n_i / chunk) short chunks, of which every four are
+chunk four times as many. A client with n_i examples needs ceil(n_i / chunk) short chunks; every four of them are
 replaced by one long chunk. If clients are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over
 clients of one store, the chunks of all clients form one list. Each loop step computes several chunks of the list, which
 together have as many examples as one short chunk per client. A client with many examples therefore adds only its own

@@ -159,9 +159,9 @@ def nonempty_clients(
 def warn_of_shared(federation: Federation) -> Federation:
     """Warn if more test examples than expected by chance equal a training example in features and label.
 
-    Examples with few discrete features may be equal by chance. They are then equal about as often within the training
-    set, so up to twice this frequency is accepted. Examples are compared by their hashes, which takes one pass over the
-    examples (0.15 s for MNIST) and 8 bytes of memory per example.
+    Examples with few discrete features may be equal by chance. Such examples are equal about as often within the
+    training set, so up to twice this frequency is accepted. Examples are compared by their hashes, which takes one pass
+    over the examples (0.15 s for MNIST) and 8 bytes of memory per example.
 
     Args:
       federation: federation of NumPy arrays, with one store for each split.

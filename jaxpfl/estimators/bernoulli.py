@@ -275,7 +275,7 @@ class Population(NamedTuple):
         return self.variance / self.share_variance(n)
 
     def printed_weight(self, n: Scalar) -> Scalar:
-        """Limit of the printed weight for many clients, in which S2 replaces v."""
+        """Limit of the paper's weight for many clients, in which S2 replaces v."""
         mu = self.mean
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 

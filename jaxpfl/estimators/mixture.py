@@ -58,7 +58,7 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """A client's estimate by Theorem 6, [d]. It depends only on the samples' mean and number.
+    """A client's estimate by Theorem 6, [d], which depends only on the samples' mean and number.
 
     Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
     """

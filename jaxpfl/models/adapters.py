@@ -4,8 +4,8 @@ In the adapted model, a kernel W is frozen, reshaped to a matrix [p, q], and rep
 
 .. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
 
-and trains only A and B. B is initially zero, so training starts from the given model. The parameters of the adapted
-`Model` are A and B, so a federated method sends, averages, personalizes or regularizes only A and B.
+where only A and B are trained. B is initially zero, so training starts from the given model. The parameters of the
+adapted `Model` are A and B, so a federated method sends, averages, personalizes or regularizes only A and B.
 
 Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
 """

@@ -328,9 +328,9 @@ def ranking_task(task: Task) -> Task:
 
     Its metrics are "auc" (the headline) and "loss".
 
-    The loss is the logistic loss of `binary_task`. Its minimizer, the log-odds of label 1, has the largest AUC. Unlike
-    a loss over pairs of examples, the logistic loss is a mean over examples, and is therefore defined even if a client
-    or mini-batch has only one class.
+    The loss is the logistic loss of `binary_task`. The minimizer of this loss, the log-odds of label 1, has the largest
+    AUC. Unlike a loss over pairs of examples, the logistic loss is a mean over examples, and is therefore defined even
+    if a client or mini-batch has only one class.
     """
     return _logistic(task)._replace(metrics={"auc": auc, "loss": LOGISTIC.function}, kind="ranking", headline="auc")
 

@@ -1,7 +1,7 @@
 """Networks for images and flat inputs: softmax regression, perceptrons, LeNets and ResNets.
 
 Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the last dimension, as in `convolution`.
-The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition". They have group
+The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition", but with group
 normalization (two groups) instead of batch normalization, unless ``batch`` is set.
 """
 

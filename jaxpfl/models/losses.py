@@ -10,9 +10,9 @@ the sum of their losses. With residual r = prediction - y, the losses are
 - ``poisson``: exp(a) - y a, where the prediction a is the logarithm of the rate of counts y;
 - ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks with one or several binary labels.
 
-Distillation compares two predictions a and b by a divergence. It is the Kullback-Leibler divergence of two Poisson
-distributions for ``poisson``, and of two Bernoulli distributions for ``logistic``. For other losses it is
-|b - a|^2 / 2, as for two Gaussians of unit variance.
+Distillation compares two predictions a and b by a divergence: for ``poisson`` and ``logistic``, the Kullback-Leibler
+divergence of two Poisson or Bernoulli distributions; for other losses, |b - a|^2 / 2, as for two Gaussians of unit
+variance.
 """
 
 from __future__ import annotations

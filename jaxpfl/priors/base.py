@@ -185,7 +185,7 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
     """Maximum-likelihood estimate of location and scale from the valid models.
 
-    The models are a tree with leaves [C, ...], of which ``valid`` [C] marks the valid rows. With a single model, the
+    The models are a tree with leaves [C, ...]; the mask ``valid`` [C] marks the valid rows. With a single model, the
     scale is zero.
     """
     mu = family.locate(thetas, valid)

@@ -8,7 +8,7 @@ teacher), and psi is the scale.
 
 The first term, log(2 psi) / 2, replaces the density's true log normalizer. To define that normalizer, let q_x be the
 class probabilities that theta predicts for an example x. For n examples, let the joint density of all q_x be
-proportional to exp(-f / (2 psi)), relative to the uniform measure on the simplex for each q_x. Its log normalizer is
+proportional to exp(-f / (2 psi)), relative to the uniform measure on the simplex for each q_x. The log normalizer is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}

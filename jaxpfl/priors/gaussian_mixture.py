@@ -121,8 +121,8 @@ def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
     """Run ``steps`` EM steps on the valid models.
 
-    The models are a tree with leaves [C, ...], of which ``valid`` [C] marks the valid rows. A component without models
-    keeps its center and variance; its probability becomes zero.
+    The models are a tree with leaves [C, ...]; the mask ``valid`` [C] marks the valid rows. A component without models
+    keeps its center and variance, and its probability becomes zero.
     """
     d = optax.tree.size(thetas) / valid.shape[0]
 

@@ -33,8 +33,8 @@ def theorem5_beside_sound(
 
     - ``zero_out``: neighboring data sets differ in whether one user's data are present. With end-of-round noise,
       Poisson sampling with q = K/m amplifies privacy. With per-step noise, sampling does not amplify privacy. The
-      reported epsilon is then the smaller of two: the epsilon of a user who takes part in every round, and that of
-      ``replace_one``.
+      reported epsilon is then the smaller of two: the epsilon of a user who takes part in every round, and the epsilon
+      of ``replace_one``.
     - ``replace_one``: one user's data are replaced by arbitrary data. Cohorts have exactly K clients; the accounting
       uses RDP unless K = m.
 

@@ -1,8 +1,9 @@
 r"""Descriptions of noise and client sampling, the inputs of the privacy accountant.
 
 A description consists of plain numbers; the mechanism itself is part of the compiled round. Every mechanism releases a
-sum of clipped uploads with Gaussian noise, so the accountant needs only its noise multiplier z: the standard deviation
-of the noise divided by the largest change of the sum when one client is added (or its data are zeroed).
+sum of clipped uploads with Gaussian noise. The accountant therefore needs only the noise multiplier z, which is the
+standard deviation of the noise divided by the largest change of the sum when one client is added (or the client's data
+are zeroed).
 
 Several Gaussian releases about the same client, with noise multipliers z_j, are equivalent to one release with :math:`z
 = (\sum_j z_j^{-2})^{-1/2}`, even if a later release depends on the outcome of an earlier one (Dong et al. 2022,
@@ -178,8 +179,8 @@ class PerStepNoise:
     private as one Gaussian release, which the bounds for sampled rounds require. A client's mu and psi count as one
     release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
-    The printed update of psi is not linear. Its gradient depends on mu, including the noise of the same step, so the
-    sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to the
+    The paper's update of psi is not linear. The gradient of psi depends on mu, including the noise of the same step, so
+    the sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to the
     floor.
 
     Attributes:
@@ -188,9 +189,9 @@ class PerStepNoise:
       steps: number of local steps tau.
       min_uploads: number K of uploads; a round with fewer uploads releases nothing. At most the number of clients in a
         round.
-      linear: whether the second bound applies. It requires plain gradient steps without momentum and with one learning
-        rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
-        be computed before any noise of that step is added.
+      linear: whether the second bound applies. This bound requires plain gradient steps without momentum and with one
+        learning rate within a round. The upload must not change after its last noise is added, and every gradient of a
+        step must be computed before any noise of that step is added.
 
     Raises:
       JaxpflError: for a value out of range, or if ``clips`` and ``stddevs`` have different lengths.

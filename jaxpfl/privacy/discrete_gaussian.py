@@ -1,13 +1,13 @@
 r"""Discrete Gaussian mechanism: integer noise on integers, for private messages of few bits.
 
-The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. It is added to a number in {0, ...,
-L} (a quantizer's level), which has sensitivity L.
+The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. The noise is added to a number in {0,
+..., L} (a quantizer's level), which has sensitivity L.
 
 Delta is computed exactly from eps and sigma: it is the maximum, over all shifts up to the sensitivity, of a sum over
 the integers. The error of the sampler is known: its probabilities are multiples of 2^-64, within 2^-64 of the true
-probabilities, and its range ends where the tails have a mass below 2^-64. Its total variation distance from the true
-distribution is at most `Table.distance`. A mechanism at that distance from an (eps, delta)-DP mechanism is (eps, delta
-+ (1 + e^eps) distance)-DP, which `stddev` takes into account.
+probabilities, and its range ends where the tails have a mass below 2^-64. The total variation distance between the
+sampled and the true distribution is at most `Table.distance`. A mechanism at that distance from an (eps, delta)-DP
+mechanism is (eps, delta + (1 + e^eps) distance)-DP, which `stddev` takes into account.
 
 The guarantee has two limitations. Random bits come from JAX's generator, which is not cryptographic, so the sampler is
 for simulation only. The sampling time is constant only if the hardware executes each step in constant time.

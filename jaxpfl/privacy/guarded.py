@@ -75,8 +75,8 @@ class Ledger:
 
     Attributes:
       accesses: descents (sequences of local steps) on the examples.
-      loss: mean training loss of the last descent, []. It is reported to the user, outside the private release; the
-        method cannot read it.
+      loss: mean training loss of the last descent, []. The loss is reported to the user, outside the private release.
+        The method cannot read the loss.
     """
 
     def __init__(self, method: str, call: str):

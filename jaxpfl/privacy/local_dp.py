@@ -101,7 +101,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
        P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
-    A message takes one bit. Its variance, :math:`b^2 c^2 - x^2`, is smaller than under the Gaussian mechanism.
+    A message takes one bit. The variance of a message, :math:`b^2 c^2 - x^2`, is below the Gaussian mechanism's.
 
     Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. Over all
     inputs, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly

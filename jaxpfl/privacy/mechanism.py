@@ -55,8 +55,8 @@ class NoiseSettings:
     noise: Literal["central", "distributed", "per_step", "banded"] = setting("central", text=str)
     """Where noise is added: central (the server adds it to the sum), distributed (each client adds a share with
     variance z^2 C^2 / min_uploads, as under secure aggregation), per_step (each client adds it in every local step, as
-    printed for DP-AdaPeD; norms and noise then apply to a step) or banded (the server adds noise correlated with
-    earlier rounds' noise, so that much of it cancels; clients take turns)."""
+    in DP-AdaPeD's paper; norms and noise then apply to a step) or banded (the server adds noise correlated with earlier
+    rounds' noise, so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
     """If the clients add the noise: smallest number of uploads with which a round releases anything. This number is
     public. For per_step, the default is the expected cohort size."""

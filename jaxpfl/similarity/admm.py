@@ -14,11 +14,11 @@ be the multipliers and rho the penalty parameter of ADMM, both scaled by eta. Th
 which is repeated until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y.
 If s is large enough, every client's solution is the mean of y over its connected component.
 
-The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
-any rho by two matrix products. The decomposition is therefore reused in all rounds, for all settings of a sweep and
-whenever rho changes. For large N, conjugate gradients solve the linear system instead, starting from the last Z. During
-the first half of the steps, rho is doubled or halved if one of the two norms above is more than ten times the other
-(Boyd et al. 2011, section 3.4.1).
+The eigendecomposition of the graph's Laplacian is computed once, on the host. Given the decomposition, the linear
+system is solved for any rho by two matrix products. The decomposition is therefore reused in all rounds, for all
+settings of a sweep and whenever rho changes. For large N, conjugate gradients solve the linear system instead, starting
+from the last Z. During the first half of the steps, rho is doubled or halved if one of the two norms above is more than
+ten times the other (Boyd et al. 2011, section 3.4.1).
 
 If p = 2 and the dimension d exceeds N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis
 preserves norms, and its span contains the minimizer. A step then costs N / d times as much as in the original

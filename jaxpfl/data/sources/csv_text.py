@@ -287,9 +287,9 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
     """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: if the marks may separate thousands instead of decimals. This is so if all numbers with a comma look
-        like 1,234. It is also so if the separator is a semicolon or tab and a column has both 1.234 and 567, because
-        Excel can write thousands with a point.
+      JaxpflError: if the marks may separate thousands instead of decimals: if all numbers with a comma look like 1,234,
+        or if the separator is a semicolon or tab and a column has both 1.234 and 567 (Excel can write thousands with a
+        point).
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]

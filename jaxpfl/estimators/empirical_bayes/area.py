@@ -158,8 +158,8 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       z: the covariates, [m], [m, k], or columns of a data frame.
       fit: likelihood of A: "reml" (restricted), or "ml". With p coefficients (including the intercept), m clients and
         equal s, the ML estimate of A is on average too small by a fraction of p / m.
-      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
-        such a column.
+      intercept: whether to prepend a column of ones to the covariates, which must then not already contain such a
+        column.
 
     Raises:
       JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers or are linearly dependent; if the

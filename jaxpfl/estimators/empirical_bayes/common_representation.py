@@ -12,9 +12,9 @@ marginal likelihood. With :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_
 and is then multiplied by the Cholesky factor of the mean of S_i, which accelerates EM (parameter expansion: Liu, Rubin
 and Wu 1998).
 
-`alternating` minimizes the squared errors alternately over the heads and over B, as the papers below do. Its heads are
-least-squares solutions, it uses :math:`S_i = \hat w_i \hat w_i^T`, and it makes the columns of B orthonormal. With
-fewer than k examples, the least-squares head is not unique; with few examples, it is inaccurate. In `em`, heads are
+`alternating` minimizes the squared errors alternately over the heads and over B, as the papers below do. The heads are
+then least-squares solutions, :math:`S_i = \hat w_i \hat w_i^T`, and the columns of B are made orthonormal. With fewer
+than k examples, the least-squares head is not unique; with few examples, the head is inaccurate. In `em`, heads are
 shrunk towards zero, which avoids both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",

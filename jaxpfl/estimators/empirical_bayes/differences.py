@@ -11,7 +11,7 @@ To find an endpoint of the interval for sigma_theta^2, the variance of the clien
 lambda at which Q / (m - 1) equals a quantile of F. Then multiply this lambda by the ratio of that quantile to the same
 quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the uncertainty of the
 pooled variance, while the uncertainty of a large sigma_theta^2 does not. (For equal sizes this is the interval of
-Williams 1962. Its coverage is close to the nominal level, and not below.)
+Williams 1962, whose coverage is close to the nominal level, and not below.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence

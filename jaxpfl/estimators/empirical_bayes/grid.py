@@ -1,8 +1,8 @@
 r"""Maximum-likelihood weights of a mixture's known components: a convex problem, solved by an interior-point method.
 
 Let :math:`L_{ik}` be the density of client i's data under component k. The weights maximize :math:`\sum_i \log (L
-\pi)_i` over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi
-\ge 0`. The minimum is found by primal-dual Newton steps with a line search.
+\pi)_i` over the simplex. The weights also minimize :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all
+:math:`\pi \ge 0`. The minimum is found by primal-dual Newton steps with a line search.
 
 The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest directional derivative. The slack
 certifies the result, because the mean log likelihood of the weights is below its maximum by at most the slack. A slack

@@ -79,8 +79,8 @@ class GroupMeans(NamedTuple):
       p_value: probability of a Q at least as large if A is zero, [].
       ratio: twice the difference between the log likelihoods of the fit and of the fit with B = 0, [].
       group_p_value: probability of a ratio at least as large if B is zero, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many groups. It is 1 if B = 0 maximizes the
-        likelihood.
+        chi-square with one degree of freedom, which is accurate for many groups. The p-value is 1 if B = 0 maximizes
+        the likelihood.
       labels: the clients' labels, if the data came in a data frame.
     """
 

@@ -35,8 +35,8 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`, let M be the
     mean with these weights, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i has Student's t
-    distribution with :math:`N = \nu + (m - 1) d - 2` degrees of freedom. Its center is
-    :math:`\bar X_i - B_i (\bar X_i - M)`, and its squared scale is
+    distribution with :math:`N = \nu + (m - 1) d - 2` degrees of freedom. The center of this distribution is
+    :math:`\bar X_i - B_i (\bar X_i - M)`, and the squared scale is
     :math:`\frac{\nu + Q}{N} (\lambda B_i + B_i^2 / \sum_j w_j)`. The density of lambda is
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}

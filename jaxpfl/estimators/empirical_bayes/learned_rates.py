@@ -1,9 +1,9 @@
 r"""Credible intervals for probabilities and rates, which account for the uncertainty of the learned population.
 
-This module is the counterpart of `learned_gaussian` for counts, including counts of rare events. It runs on the host,
-with SciPy. The population's two parameters are discretized on a grid. Each grid point is weighted by its prior and by
-the likelihood of all clients' counts. A client's posterior is then a mixture of conjugate distributions, and the
-interval's endpoints are quantiles of the mixture.
+This module is the counterpart of `learned_gaussian` for counts, including counts of rare events. All functions run on
+the host, with SciPy. The population's two parameters are discretized on a grid. Each grid point is weighted by its
+prior and by the likelihood of all clients' counts. A client's posterior is then a mixture of conjugate distributions,
+and the interval's endpoints are quantiles of the mixture.
 
 **Probabilities**: p_i is Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
 

@@ -19,7 +19,7 @@ respect to two or three parameters, or K gradients and K^2 curvatures for weight
 is unbounded in x, so private versions of these sums do not exist.
 
 Every prior is a mixture of normal distributions, possibly with atoms. Component k is N(c_k, t_k^2) with the weight
-pi_k. Under it, x has the marginal distribution N(c_k, t_k^2 + s^2), and theta the posterior
+pi_k. Under component k, x has the marginal distribution N(c_k, t_k^2 + s^2), and theta has the posterior
 
 .. math:: N\Big(c_k + \frac{t_k^2}{t_k^2 + s^2} (x - c_k),\; \frac{t_k^2 s^2}{t_k^2 + s^2}\Big)
 

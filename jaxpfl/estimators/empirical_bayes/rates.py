@@ -389,8 +389,8 @@ class RegressedRates(NamedTuple):
       log_marginal: log likelihood of all counts, [].
       ratio: twice the difference between the log likelihoods of the fit and of the regression without spread, [].
       p_value: probability of a ratio at least as large if there is no spread, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if the likelihood is largest
-        without spread.
+        chi-square with one degree of freedom, which is accurate for many clients. The p-value is 1 if the likelihood is
+        largest without spread.
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -425,8 +425,8 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Args:
       successes, trials: counts as in `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a data frame.
-      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
-        such a column.
+      intercept: whether to prepend a column of ones to the covariates, which must then not already contain such a
+        column.
 
     Raises:
       JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers or are linearly dependent; if

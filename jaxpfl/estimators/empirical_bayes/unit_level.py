@@ -74,8 +74,8 @@ class UnitMeans(NamedTuple):
       log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
       ratio: twice the difference between the log likelihoods of the fit and of the fit with sigma_v = 0, [].
       p_value: probability of a ratio at least as large if clients do not differ, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many clients. It is 1 if sigma_v = 0 maximizes the
-        likelihood.
+        chi-square with one degree of freedom, which is accurate for many clients. The p-value is 1 if sigma_v = 0
+        maximizes the likelihood.
       labels: the clients' names; None if the number of clients was given.
     """
 
@@ -129,8 +129,8 @@ def unit_level(
         is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
       population: array of the covariates' means over the population that each client represents, in the order of the
         clients, [m] or [m, k]; by default the means over the client's samples.
-      intercept: whether to prepend a column of ones to the covariates. If so, the covariates must not already contain
-        such a column.
+      intercept: whether to prepend a column of ones to the covariates, which must then not already contain such a
+        column.
       clients: number of clients m; required within a JAX transformation, where the values of ``client`` are not known.
 
     Raises:

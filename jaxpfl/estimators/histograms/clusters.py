@@ -105,7 +105,7 @@ def far_apart(
 ) -> Array:
     r"""Initial centers by Algorithm 1, [k, d]: floored histograms of users that are far from each other.
 
-    The first center is a random user's histogram. As printed, each further center is the histogram of user u with a
+    The first center is a random user's histogram. In the paper, each further center is the histogram of user u with a
     probability proportional to
 
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)

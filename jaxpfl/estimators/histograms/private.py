@@ -1,13 +1,12 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C. It
-also contains the mass of each cluster, which is the total of the cluster's sum over all tokens. A center is the sum
-divided by the mass. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm,
-and the masses by at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian
-release with noise multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and
-z sqrt(1 + w^2) / w on the masses.
+For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C, and
+the mass of the cluster, which is the total of the cluster's sum over all tokens. A center is the sum divided by the
+mass. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the masses by
+at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise
+multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`), which a user changes more in a small
+Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`). A user changes the mean more in a small
 cluster.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
@@ -104,7 +103,7 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
 
 @full_precision.products
 def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
-    """Noisy sum of all users' histograms, as sums [1, d] and masses [1]. It counts as one release."""
+    """Noisy sum of all users' histograms, as sums [1, d] and masses [1]; for accounting, this is one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
     return noisy(key, clipped_sums(users, everyone, radius), radius, noise)
 

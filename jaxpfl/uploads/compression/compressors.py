@@ -16,8 +16,8 @@ r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
 client's next message (`uploads`). Error feedback is the default for biased compressors. Unbiased compressors need no
-error feedback. Their error satisfies :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`. The factor omega may exceed one, and
-an accumulated error would then grow without bound. With error feedback, unbiased compressors therefore send
+error feedback. An unbiased compressor has :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`. The factor omega may exceed one,
+and an accumulated error would then grow without bound. With error feedback, unbiased compressors therefore send
 :math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` times the squared
 norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
 """

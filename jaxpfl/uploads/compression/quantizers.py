@@ -6,7 +6,8 @@ r"""Quantizers and sparsifiers of vectors, with the exact lengths of their messa
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
 
 For x in [-b, b], E q(x) = x and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, where f is the fractional part of z.
-Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x| and is therefore unbiased. It sends b in 32 bits.
+Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x|, which is sent in 32 bits, and is therefore
+unbiased.
 
 `sign`: the result is :math:`(\|x\|_1 / d) \operatorname{sign}(x)`. The message has one bit per entry and the scale (32
 bits). `sign` is biased and needs error feedback.
@@ -26,7 +27,7 @@ positions and the values (32 bits each) of the nonzero entries.
 `codebook`: each entry becomes the nearest of k numbers, which Lloyd's algorithm fits. A vector with at most k distinct
 numbers is returned exactly. As in the run-length code, numbers are equal if their bits are equal, so zero and minus
 zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
-run-length code. Its table contains the codebook.
+run-length code, whose table contains the codebook.
 
 Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floating-point numbers.
 Multiplication by a power of two is exact, so the scaling changes no bit of a result, unless intermediate values would

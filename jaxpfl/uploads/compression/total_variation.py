@@ -3,7 +3,7 @@ r"""Total-variation update: a proximal map from a gradient to a piecewise consta
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
 This is one-dimensional total-variation denoising of g with a zero boundary, u_{d+1} = 0. The dual variable w has one
-number for each pair of neighboring entries. It satisfies, with w_0 = 0,
+number for each pair of neighboring entries, and satisfies, with w_0 = 0,
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.

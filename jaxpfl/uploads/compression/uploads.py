@@ -12,7 +12,7 @@ their weight, so a client's weight scales its message but not its memory.
 
 Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. The vector is usually the
 whole upload; if each of k models has its own weight (IFCA), each model is a message. A part of the upload with weight
-zero is not sent and costs nothing. Its memory is kept until the client next contributes to this part, so that no
+zero is not sent and costs nothing. The part's memory is kept until the client next contributes to this part, so that no
 cluster receives an update meant for another cluster. The weights themselves are not counted (as in
 `Simulation.bytes_per_client`). Some entries are sent and counted uncompressed: numbers that are not floating-point, and
 numbers that are not increments (`Algorithm.increments`), because error feedback would add up their values over rounds.
@@ -54,7 +54,7 @@ from jaxpfl.uploads.compression.compressors import Compressor
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 MOST_NUMBERS = 2**31 // 66
-"""Largest number of entries in an upload. Its length in bits, at most 66 per entry, must fit in an int32."""
+"""Largest number of entries in an upload. The upload's length in bits, at most 66 per entry, must fit in an int32."""
 
 
 class Held(NamedTuple):

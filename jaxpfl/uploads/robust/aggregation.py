@@ -12,7 +12,7 @@ Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. 
    \text{median} = \tfrac12 \left( x_{(\lceil n/2 \rceil)} + x_{(\lfloor n/2 \rfloor + 1)} \right), \qquad
    \text{trimmed mean} = \frac{1}{n - 2k} \sum_{i=k+1}^{n-k} x_{(i)}, \quad k = \lfloor \beta n \rfloor
 
-The other rules use whole vectors. Krum assumes f attackers. Its score of :math:`x_i` is the sum of the squared
+The other rules use whole vectors. Krum assumes f attackers. The Krum score of :math:`x_i` is the sum of the squared
 distances from :math:`x_i` to the n - f - 2 nearest other vectors (to at least one); in a tie of scores, the first slot
 is selected. The geometric median minimizes :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the
 coordinatewise median,

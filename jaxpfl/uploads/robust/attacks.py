@@ -58,7 +58,7 @@ def attack_of(attack: str) -> Attack:
 
 
 def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Draw the attackers, [m] bool. Their number is the given share of the clients, rounded to the nearest integer.
+    """Draw the attackers, [m] bool: the given share of the clients, rounded to the nearest integer.
 
     Attackers are the clients with the largest random scores. A score depends only on the seed and the client's id.
 
