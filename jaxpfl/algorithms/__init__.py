@@ -1,4 +1,8 @@
-"""Federated methods, one file each, as pure functions of one client and of the server; `registry` lists them."""
+"""Federated methods, one file each, as pure functions of one client and of the server; `registry` lists them.
+
+Notation: m clients; the cohort S of a round; a client's loss f_i and its number n_i of training examples; tau local
+steps in a round (``LocalWork.steps``).
+"""
 
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper

@@ -11,9 +11,9 @@ mu's predictions. Each local step of a client in the cohort makes three updates,
 
 The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`. The factor g is 1 unless the
 option ``gate`` is set, and a is 1 unless ``normalize`` is set. The learning rates eta and the constant c are as in
-`adaped`. The server averages mu and psi, weighted by the numbers of examples. With distillation
-alone (kappa = 0, delta = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a
-single client's examples. With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
+`adaped`. The server averages mu and psi, weighted by the numbers of examples. With distillation alone (kappa = 0, delta
+= 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a single client's examples.
+With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 
 By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
 step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting

@@ -2,7 +2,7 @@ r"""APFL: personalized models whose parameters are mixtures of a local model's a
 
 A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Let
 :math:`\bar v = \alpha v + (1 - \alpha) w` with the values of v, alpha and w before a step, and let f_i be the client's
-loss. Each of the tau steps is
+loss. Each of the tau local steps is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\

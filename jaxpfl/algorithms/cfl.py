@@ -1,8 +1,8 @@
 r"""Clustered federated learning: a cluster is split when the mean of its clients' updates vanishes.
 
-All clients begin in one cluster. In each round every client i takes tau steps from the model theta_c of its cluster c,
-which change the model by :math:`\Delta_i`. The uniform mean of the cluster's updates is then added to theta_c. A
-cluster is split if its mean update is short although some client's update is long,
+All clients begin in one cluster. In each round every client i takes tau local steps from the model theta_c of its
+cluster c, which change the model by :math:`\Delta_i`. The uniform mean of the cluster's updates is then added to
+theta_c. A cluster is split if its mean update is short although some client's update is long,
 
 .. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
    \max_{i \in c} \|\Delta_i\| > \varepsilon_2,

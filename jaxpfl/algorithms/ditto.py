@@ -1,7 +1,7 @@
 r"""Ditto: a global model by FedAvg, and personal models that are regularized toward it.
 
-A client takes tau FedAvg steps from w = mu, the global model. The client then takes s steps on its personal model v_i
-with mu fixed:
+A client takes tau local steps from w = mu, the global model, as in FedAvg. The client then takes s steps on its
+personal model v_i with mu fixed:
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 

@@ -5,7 +5,7 @@ The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d
 .. math:: u_i = \Big(1 - \sum_{j \ne i} \xi_{ij}\Big) w_i + \sum_{j \ne i} \xi_{ij} w_j, \qquad
    \xi_{ij} = \alpha A'(\|w_i - w_j\|^2) = \frac{\alpha}{\sigma} e^{-\|w_i - w_j\|^2 / \sigma}
 
-Client i takes tau steps from its own model to minimize
+Client i takes tau local steps from its own model to minimize
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
@@ -18,9 +18,9 @@ server uses their last models in the other clients' cloud models.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
 and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularized
-toward nearly the same model. With small cohorts, clients are regularized toward the initial model, because the
-clients that have not yet taken part still have this model. The server stores m models, and computes the distance of
-every pair in every round.
+toward nearly the same model. With small cohorts, clients are regularized toward the initial model, because the clients
+that have not yet taken part still have this model. The server stores m models, and computes the distance of every pair
+in every round.
 
 The defaults of sigma and lambda are taken from PFLlib, although PFLlib penalizes the norm of w - u_i instead of its
 square. PFLlib's alpha of 1 keeps each client near its old model. The default alpha was the best on held-out examples of

@@ -1,7 +1,7 @@
 r"""FedBABU: a body that clients train with a fixed random head, followed by fine-tuning of the whole model.
 
 The server draws the head h once at random, and all clients use it in all rounds. Client i of the cohort S, with loss
-f_i and n_i training examples, takes tau steps on the body alone, starting from the server's body phi:
+f_i and n_i training examples, takes tau local steps on the body alone, starting from the server's body phi:
 
 .. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}

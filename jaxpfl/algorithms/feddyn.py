@@ -1,7 +1,8 @@
 r"""FedDyn: a global model trained with dynamic regularization, which makes local and global optima agree.
 
 The server keeps the model theta and a vector h. Client k keeps a vector g_k. Both vectors start at zero. Client k takes
-tau steps from w = theta on its loss f_k with regularization. The result is w_k. The client then updates its vector:
+tau local steps from w = theta on its loss f_k with regularization. The result is w_k. The client then updates its
+vector:
 
 .. math::
    w &\leftarrow w - \eta [ \nabla f_k(w) - g_k + \alpha (w - \theta) ], \\

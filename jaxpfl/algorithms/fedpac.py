@@ -1,8 +1,8 @@
 r"""FedPAC: features are aligned to class means, and each personal head is a combination of the cohort's heads.
 
 The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client i of
-the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau steps on the body,
-with the new head fixed, to minimize
+the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau local steps on the
+body, with the new head fixed, to minimize
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 

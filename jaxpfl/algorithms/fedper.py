@@ -1,7 +1,7 @@
 r"""FedPer: a shared body of the model, and a personal head for each client.
 
-Client i of the cohort S, with loss f_i and n_i training examples, starts its tau steps from the server's body phi and
-its own head h_i, and trains both parts together:
+Client i of the cohort S, with loss f_i and n_i training examples, starts its tau local steps from the server's body phi
+and its own head h_i, and trains both parts together:
 
 .. math:: (\phi_i, h_i) \leftarrow (\phi_i, h_i) - \eta \nabla f_i(\phi_i, h_i), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}

@@ -1,8 +1,8 @@
 r"""FedProto: clients share the mean features of their classes, and no parameters.
 
 Client i keeps a whole model with features f_i. The mean feature of its n_ic training examples of class c is its
-prototype C_ic. The server keeps :math:`\bar C_c`, the mean of these prototypes over clients. A client takes tau steps
-on the objective
+prototype C_ic. The server keeps :math:`\bar C_c`, the mean of these prototypes over clients. A client takes tau local
+steps on the objective
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac{1}{F} \|f_i(x) - \bar C_y\|^2 \Big]
 

@@ -1,7 +1,7 @@
 r"""Federated mutual learning: mutual distillation of a personal model and a local copy of the global model.
 
-A client starts a round with its personal model theta and the received global model mu. Each of the tau steps updates
-both models from their values before the step:
+A client starts a round with its personal model theta and the received global model mu. Each of the tau local steps
+updates both models from their values before the step:
 
 .. math::
    \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\

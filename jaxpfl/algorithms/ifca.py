@@ -1,8 +1,8 @@
 r"""IFCA: k cluster models; each client trains the model that has the smallest loss on the client's data.
 
 Client i of the cohort S receives all models theta_j and chooses the cluster j_i with the smallest mean loss f_i over
-its training examples. It takes tau steps from this cluster's model; the result is w_i. The server averages within each
-cluster:
+its training examples. It takes tau local steps from this cluster's model; the result is w_i. The server averages within
+each cluster:
 
 .. math:: j_i = \arg\min_j f_i(\theta_j), \qquad
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}

@@ -60,10 +60,10 @@ from jaxpfl.support.errors import JaxpflError
 class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
-    An aggregation step moves a model toward the mean by the fraction ``lr lam / p`` of its distance. With a fraction
-    of 1 the model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the
-    best on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for
-    local training.
+    An aggregation step moves a model toward the mean by the fraction ``lr lam / p`` of its distance. With a fraction of
+    1 the model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the best
+    on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for local
+    training.
     """
 
     lam: Scalar = hyper(0.1, "lambda, weight of the pull to the mean of the personal models")

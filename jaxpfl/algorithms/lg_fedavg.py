@@ -1,7 +1,7 @@
 r"""LG-FedAvg: a personal representation for each client, and a shared head.
 
 LG-FedAvg is FedPer with body and head exchanged. Client i of the cohort S, with loss f_i and n_i training examples,
-starts its tau steps from its own body phi_i and the server's head h:
+starts its tau local steps from its own body phi_i and the server's head h:
 
 .. math:: (\phi_i, h_i) \leftarrow (\phi_i, h_i) - \eta \nabla f_i(\phi_i, h_i), \qquad
    h \leftarrow h + \frac{\sum_{i \in S} n_i (h_i - h)}{\sum_{i \in S} n_i}

@@ -41,8 +41,8 @@ def map_kd(
 
     Args:
       task, work: arguments of `map_personalization`.
-      distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for
-        KL(q || p), square for |p - q|^2.
+      distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for KL(q || p),
+        square for |p - q|^2.
       exact: whether to use the density's exact normalizer instead of the paper's log(2 psi) / 2; only for kd.
       scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 

@@ -1,7 +1,7 @@
 r"""MOON: model-contrastive learning of a global model.
 
 Local training keeps the client's features close to the global model's features, and away from the features of the
-client's own previous model. A client takes tau steps from the global model w, on mini-batches B, to minimize
+client's own previous model. A client takes tau local steps from the global model w, on mini-batches B, to minimize
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) - \mu \log
    \frac{e^{\cos(z, z_\text{glob}) / T}}{e^{\cos(z, z_\text{glob}) / T} + e^{\cos(z, z_\text{prev}) / T}} \Big]

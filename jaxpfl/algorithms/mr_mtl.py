@@ -1,7 +1,7 @@
 r"""MR-MTL, mean-regularized multi-task learning: personal models that are regularized toward their mean.
 
-Client i, with loss f_i, takes tau steps on its own model w_i. The server's mean :math:`\bar w` over the cohort S is
-fixed during the round:
+Client i, with loss f_i, takes tau local steps on its own model w_i. The server's mean :math:`\bar w` over the cohort S
+is fixed during the round:
 
 .. math:: w_i \leftarrow w_i - \eta [ \nabla f_i(w_i) + \lambda (w_i - \bar w) ], \qquad
    \bar w \leftarrow \frac{1}{|S|} \sum_{i \in S} w_i

@@ -1,6 +1,6 @@
 r"""Per-FedAvg: a global initialization from which one step adapts the model to a client (meta-learning).
 
-Client i takes tau steps from w = mu, the global model, on its loss f_i. Each step uses two mini-batches D and D':
+Client i takes tau local steps from w = mu, the global model, on its loss f_i. Each step uses two mini-batches D and D':
 
 .. math::
    \tilde w &= w - \alpha \nabla f_i(w; D), \\

@@ -1,7 +1,7 @@
 r"""QuPeD: personal models (quantized on request) that are distilled from the global model, which is trained jointly.
 
-A client starts a round with its personal model theta and the received global model mu. Each of the tau steps makes two
-updates, in this order:
+A client starts a round with its personal model theta and the received global model mu. Each of the tau local steps
+makes two updates, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\

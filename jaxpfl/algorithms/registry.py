@@ -67,7 +67,7 @@ class Method(NamedTuple):
       pooled: whether the method trains on all clients' examples together (`Algorithm.pooled`) and is not federated.
       uploads: whether clients upload anything.
       step_noise: whether the method supports clipping and noise in every local step (`LocalWork.step_noise`). In each
-        of the tau steps, the method must then compute one gradient of the uploaded parameters and apply
+        of the tau local steps, the method must then compute one gradient of the uploaded parameters and apply
         `LocalWork.released` to it. No other part of the upload may depend on the data.
       scales: number of scalars (such as psi) that clients upload in addition to parameters. With noise in every step,
         the gradients of these scalars are clipped separately.

@@ -1,8 +1,8 @@
 r"""SCAFFOLD: a global model by FedAvg with control variates, which correct client drift.
 
 The server keeps the model x and the control variate c. Client i keeps its variate c_i. All variates start at zero. A
-client takes tau steps on its loss f_i at the rate eta, starting from y = x, and then updates its variate (the paper's
-option II):
+client takes tau local steps on its loss f_i at the rate eta, starting from y = x, and then updates its variate (the
+paper's option II):
 
 .. math::
    y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\

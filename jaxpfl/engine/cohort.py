@@ -329,9 +329,9 @@ _LIMB_BITS = 11
 def all_summed(tree: PyTree, axis: str) -> PyTree:
     """Sum a tree over the devices of a mesh axis; the result equals ``jax.lax.psum`` of each leaf.
 
-    To reduce the number of messages, all leaves with the same floating-point dtype are concatenated into one vector.
-    An int32 leaf is appended to such a vector as floats that are summed exactly. Sharded leaves (`trees.leaves_apart`)
-    are never concatenated.
+    To reduce the number of messages, all leaves with the same floating-point dtype are concatenated into one vector. An
+    int32 leaf is appended to such a vector as floats that are summed exactly. Sharded leaves (`trees.leaves_apart`) are
+    never concatenated.
     """
     leaves, structure = jax.tree.flatten(tree)
     exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)

@@ -40,8 +40,8 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: if there are fewer than two models or more models than clients; or if the initialization ignores
-        its key (a warm start), because k models with equal initial parameters would stay equal.
+      JaxpflError: if there are fewer than two models or more models than clients; or if the initialization ignores its
+        key (a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model, {method} is the same as fedavg")

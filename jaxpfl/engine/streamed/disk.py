@@ -2,8 +2,8 @@
 
 The files of a stored run can be restored to its last checkpoint after the process was killed. The folder contains:
 
-- ``leaf-I.npy``, one array [S, m, ...] for each leaf, which NumPy can read. There is no index, because a row's
-  position follows from its number;
+- ``leaf-I.npy``, one array [S, m, ...] for each leaf, which NumPy can read. There is no index, because a row's position
+  follows from its number;
 - ``store.json``, which describes these arrays and is written after the initial states;
 - ``undo-ROUND`` (`Journal`), for each of the last two checkpoints;
 - ``pending.json``, while a checkpoint is written.
