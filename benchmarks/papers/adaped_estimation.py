@@ -21,7 +21,7 @@ def _gaussian(clients: int, samples: int, local: float, personalized: float) -> 
                 Estimate(
                     "personalized, private messages",
                     "private",
-                    note="print shows a curve without numbers, its delta and r unstated (ours: analytic "
+                    note="the paper shows a curve without numbers, and does not state delta and r (here: analytic "
                     "Gaussian, delta 1e-5, r 1)",
                 ),
             ),
@@ -44,7 +44,7 @@ def _bernoulli(setting: str, prior: str, gain: float, std: float, note: str = ""
                 "personalized",
                 Printed(gain, std),
                 "local",
-                note="print's variance of the clients' means includes sampling noise: subtracting it gains more",
+                note="the paper's variance of the clients' means includes sampling noise: subtracting it gains more",
             ),
         ),
         repetitions=10,
@@ -79,7 +79,7 @@ def _table_3(samples: int, local: Printed, adamix: Printed) -> Estimation:
                 "AdaMix",
                 f"algorithm-1, {at}",
                 adamix,
-                note="the printed AdaMix is an unconverged iteration, ours runs to its end",
+                note="the published AdaMix has not converged, jaxpfl's has",
             ),
             Estimate("EM on the data", f"personalized, {at}"),
         ),
@@ -170,8 +170,8 @@ EXPERIMENTS = (
                     Estimate("gain as printed, %", "printed", Printed(10.7, 1.9), "local"),
                     Estimate("gain corrected, %", "personalized", Printed(10.7, 1.9), "local"),
                 ),
-                note="no weight between a county's mean and the overall mean gains more than 1 %: print could not be "
-                "reproduced (3111 counties instead of 3112)",
+                note="no weight between a county's mean and the overall mean gains more than 1 %, so the published "
+                "gain could not be reproduced (3111 counties instead of 3112)",
             ),
         ),
     ),

@@ -13,8 +13,8 @@ RATES = (0.3, *RATES_2022)
 """Learning rates that the paper tries; its first version lacks 0.3."""
 
 PAPER_2022, PAPER_2023 = "Ozkara et al. 2022", "Ozkara et al. 2023"
-WEAK = "the printed baselines are weak: ours are not tuned down to them"
-WRITERS = "MNIST's digits by writer stand in for FEMNIST: other data than print"
+WEAK = "the published baselines are weak, and jaxpfl's are not tuned down to them"
+WRITERS = "MNIST's digits by writer stand in for FEMNIST: not the paper's data"
 SEEDS = 3
 
 _RATES_ADAPED = ("lr=0.1", "lr_global=0.1")
@@ -33,7 +33,7 @@ _OWN: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 }
 _NOTES = {
     "pfedme": "the rate of theta is searched, that of w as stated",
-    "fml": "both models share one searched rate, as they share a schedule in print",
+    "fml": "both models share one searched rate, as they share a schedule in the paper",
 }
 
 MAIN_2023 = ("psi_init=3.5", "psi_floor=0.5", "lr_psi=0.05")
@@ -231,7 +231,7 @@ EXPERIMENTS = (
         "gradient steps",
         375,
         (_cifar_beside_local(),),
-        note=f"without numbers: print's are in adaped-table1-cifar10; {WEAK}",
+        note=f"no published values: they are in adaped-table1-cifar10; {WEAK}",
     ),
     Experiment(
         "adaped-table1-cifar100",
@@ -296,7 +296,7 @@ EXPERIMENTS = (
         _curve(MNIST, 300, 6),
         _ITERATIONS,
         quick_cases=(0, 5),
-        note="print shows curves without numbers",
+        note="the paper shows curves without numbers",
     ),
     Experiment(
         "adaped-figure2-femnist",
@@ -306,6 +306,6 @@ EXPERIMENTS = (
         _curve(FEMNIST, 240, 6),
         _ITERATIONS,
         quick_cases=(0, 5),
-        note="print shows curves without numbers",
+        note="the paper shows curves without numbers",
     ),
 )

@@ -84,7 +84,7 @@ EXPERIMENTS = (
         150,
         _writers("FEMNIST", FEMNIST),
         _AXES,
-        note=f"print shows curves without numbers; {SOUND}",
+        note=f"the paper shows curves without numbers; {SOUND}",
     ),
     Experiment(
         "adaped-figure1b-writers",
@@ -103,7 +103,7 @@ EXPERIMENTS = (
         tuple(_per_step(epsilon) for epsilon in _EPSILONS),
         _AXES,
         quick_cases=(0, 2),
-        note=f"print shows curves without numbers; {SOUND}",
+        note=f"the paper shows curves without numbers; {SOUND}",
     ),
     Experiment(
         "adaped-figure3-2022",
@@ -121,6 +121,6 @@ EXPERIMENTS = (
         ),
         _AXES,
         quick_cases=(0, 4),
-        note=f"print shows curves without numbers; {SOUND}",
+        note=f"the paper shows curves without numbers; {SOUND}",
     ),
 )

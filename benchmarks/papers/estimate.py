@@ -147,7 +147,7 @@ def quick_note(case: Estimation) -> str:
     """Return the note on a quick run."""
     changed = dict(case.quick) | ({} if case.repetitions is None else {"repetitions": case.repetitions})
     how = ", ".join(f"{name} {value}" for name, value in changed.items())
-    return f"scaled-down quick run ({how}): not comparable with print"
+    return f"scaled-down quick run ({how}): not comparable with the paper"
 
 
 def _series(values: Mapping[str, list[float]], name: str) -> list[float]:

@@ -37,9 +37,9 @@ EXPERIMENTS = (
         1,
         (
             _compression("a9a, an instance a step", 1),
-            _compression("a9a, all examples a step", 0, "print has one sampled instance a step"),
+            _compression("a9a, all examples a step", 0, "the paper has one sampled instance per step"),
         ),
-        note="a9a stands in for covtype; print shows a picture of one gradient, without numbers",
+        note="a9a stands in for covtype; the paper shows a picture of one gradient, without numbers",
     ),
     Experiment(
         "network-demo",

@@ -28,9 +28,9 @@ _SPLIT: Mapping[str, Any] = {
     "seeds": SEEDS,
 }
 BOARD = (
-    "accuracy over all test examples, as on the board; the board's best round is among all rounds, ours among the "
-    "scored ones; differences from the board: its split leaves a client at least one example (ours 10), its pixels are "
-    "in -1 to 1 (ours standardised), its epochs drop the last examples (ours continue with them), and its seeds"
+    "accuracy over all test examples, as on the board; the board's best round is among all rounds, here among the "
+    "scored ones; differences from the board: its split leaves a client at least one example (here 10), its pixels are "
+    "in -1 to 1 (here standardized), its epochs drop the last examples (here they are kept), and its seeds"
 )
 OWN_VALUES = (
     "lambda, alpha and the like are the board's defaults where its command line has working ones (pFedMe: 5 inner "
@@ -90,13 +90,13 @@ _DEEP: Mapping[str, Any] = {"model": "cnn-fedavg", "rounds": 2000}
 FEDJAX = "fedjax, EMNIST"
 _OPTIMIZER = ("server_lr=0.0031622776601683794", *_FIXED)
 EMNIST_RECIPE = (
-    "MNIST by writer, one a client, stands in for EMNIST: other data than print; rates and Adam's numbers are those of "
-    "fedjax's example (10^-1.5, 10^-2.5, .9, .999, 1e-4), its network with dropout is not ours"
+    "MNIST by writer, one a client, stands in for EMNIST: not the paper's data; rates and Adam's parameters are those "
+    "of fedjax's example (10^-1.5, 10^-2.5, .9, .999, 1e-4), but not its network, which has dropout"
 )
 FEDEM = "Marfoq et al. 2021 (FedEM), EMNIST"
 EMNIST_SPLIT = (
-    "MNIST's 70000 digits stand in for a tenth of EMNIST (81425 characters of 62 classes): other data than print; its "
-    "rates fall tenfold at half and three quarters of the rounds, ours stay"
+    "MNIST's 70000 digits stand in for a tenth of EMNIST (81425 characters of 62 classes): not the paper's data; its "
+    "rates fall tenfold at half and three quarters of the rounds, here they are constant"
 )
 DITTO = "Li et al. 2021 (Ditto), point estimation"
 
@@ -209,7 +209,7 @@ EXPERIMENTS = (
         3,
         tuple(map(_ditto, (1.0, 10**-0.5, 0.1))),
         quick_cases=(1,),
-        note="the column printed has the closed form, not a number from print; lambda* = sigma^2 / (n tau^2)",
+        note="the column paper has the closed form, not a published number; lambda* = sigma^2 / (n tau^2)",
     ),
 )
 

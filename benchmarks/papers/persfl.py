@@ -12,10 +12,10 @@ from .declared import Contender, Experiment, Figure, Printed, Reaching, Students
 
 PAPER = "Divi et al. 2021"
 UNSTATED = (
-    "rate, batch, epochs and the other methods' hyper-parameters are unstated in print: 10 steps of batch 20, our "
-    "defaults, the rate of the local models chosen on validation"
+    "rate, batch, epochs and the other methods' hyper-parameters are not stated in the paper: here 10 steps of batch "
+    "20, jaxpfl's defaults, and a rate of the local models chosen by validation"
 )
-CHOICES = "print has each user's choices: their mean and ± are ours"
+CHOICES = "the paper has each user's choices, from which the mean and ± are computed here"
 _TEMPERATURES = (1, 5, 9, 13, 17, 21, 25)
 _IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -92,7 +92,7 @@ _CHOICES: Mapping[tuple[str, str], Mapping[str, tuple[float, ...]]] = {
 _SCORINGS = {"mnist": 20, "cifar10": 10}
 """Number of times that each method is scored. Each time, PersFL trains 29 students for every user and run, which takes
 minutes for CIFAR-10."""
-_COPIED = "print's column equals FedAvg's for all ten users: taken for a copy"
+_COPIED = "the paper's column equals FedAvg's for all ten users, so it is probably a copy"
 _LEAST = 100
 """Minimum number of rounds of each method, if the question is how many it needs."""
 _MINUTES = {"mnist": 40, "cifar10": 240}
@@ -101,8 +101,8 @@ _MINUTES = {"mnist": 40, "cifar10": 240}
 def reached(data: str) -> str:
     """Return the criterion of Table 7 in words."""
     return (
-        f"the first of {_SCORINGS[data]} scorings within a point of the run's best on validation examples: print has "
-        "no criterion; up to print's rounds, or 100 where it has fewer"
+        f"the first of {_SCORINGS[data]} evaluations within one point of the run's best accuracy on validation "
+        "examples: the paper states no criterion; up to the paper's number of rounds, but at least 100"
     )
 
 
@@ -211,8 +211,8 @@ def _tables(data: str) -> tuple[Experiment, ...]:
 
 
 GRID = (
-    "one seed instead of print's five; the rate of .1 is not searched, and 10 steps of batch 20 are ours: print states "
-    "none"
+    "one seed instead of the paper's five; the paper states neither rate nor local work: here a rate of .1, which is "
+    "not searched, and 10 steps of batch 20"
 )
 
 
@@ -250,6 +250,6 @@ EXPERIMENTS = (
         _grid(),
         Figure("temperature T", "test accuracy, %"),
         quick_cases=(6,),
-        note="mean over users: print shows each user's grid, without numbers in the text",
+        note="mean over users: the paper shows each user's grid, without numbers in the text",
     ),
 )

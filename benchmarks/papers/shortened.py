@@ -47,6 +47,6 @@ EXPERIMENTS = (
         "100 clients, all join, one epoch of batch 128, Dirichlet .4 per class, 60 of 200 rounds of a perceptron",
         20,
         (_fedem(),),
-        note=f"60 rounds of print's 200, and a perceptron in place of its network; {others.EMNIST_SPLIT}",
+        note=f"60 rounds instead of the paper's 200, and a perceptron instead of its network; {others.EMNIST_SPLIT}",
     ),
 )

@@ -11,9 +11,9 @@ from .compare import Row
 from .declared import Experiment
 from .results import Result
 
-HEADER = ("setting", "method", "ours", "printed", "difference")
+HEADER = ("setting", "method", "jaxpfl", "paper", "difference")
 CAPTION = "± one standard deviation; difference: in joint standard deviations"
-QUICK = "QUICK RUN, scaled down: not comparable with print"
+QUICK = "QUICK RUN, scaled down: not comparable with the paper"
 
 
 def title(result: Result) -> str:

@@ -35,8 +35,10 @@ _QUICK: Mapping[str, Any] = {
     "batch_size": 10,
     "seeds": 1,
 }
-QUICK_NOTE = "scaled-down quick run (6 clients of the embedded digits, 4 rounds, one seed): not comparable with print"
-USERS = "± is over users, as in print: the spread of each user's mean over runs"
+QUICK_NOTE = (
+    "scaled-down quick run (6 clients of the embedded digits, 4 rounds, one seed): not comparable with the paper"
+)
+USERS = "± is over users, as in the paper: the standard deviation of each user's mean over runs"
 _KEPT = ("privacy", "participation", "validation_share", "local_epochs", "server_optimizer")
 
 

@@ -27,15 +27,15 @@ def part(name: str, found: int) -> str:
 
     Examples:
       >>> part("mnist", 300)
-      'the data set mnist has 300 entries, the whole 70000: not comparable with print, and other notes are of the whole'
+      'the data set mnist has 300 entries of 70000: not comparable with the paper, and other notes are about the whole'
       >>> part("mnist", 70000)
       ''
     """
     whole = SIZES.get(name, found)
     if found == whole:
         return ""
-    said = f"the data set {name} has {found} entries, the whole {whole}"
-    return f"{said}: not comparable with print, and other notes are of the whole"
+    said = f"the data set {name} has {found} entries of {whole}"
+    return f"{said}: not comparable with the paper, and other notes are about the whole"
 
 
 def marked(rows: Iterable[Row], part: str, altered: str = "") -> list[Row]:

@@ -97,9 +97,9 @@ def test_a_quick_run_says_how_it_is_scaled_down_and_is_kept_apart(tmp_path):
         EXPERIMENT, cases=(case(10, quick={"clients": 3}), case(20, repetitions=2)), figure=None
     )
     fewer, repeated = (run.run(scaled, way(tmp_path, scaled, quick=True)).rows[i] for i in (0, 2))
-    assert "scaled-down quick run (clients 3): not comparable with print" in fewer.note
+    assert "scaled-down quick run (clients 3): not comparable with the paper" in fewer.note
     assert fewer.difference is None
-    assert "scaled-down quick run (repetitions 2): not comparable with print" in repeated.note
+    assert "scaled-down quick run (repetitions 2): not comparable with the paper" in repeated.note
     assert repeated.difference is None
     number = run.run(scaled, way(tmp_path, scaled, quick=True)).rows[1]
     assert number.note == fewer.note  # what is declared of the full run is left out
@@ -239,6 +239,6 @@ def test_a_part_of_the_data_states_no_difference_from_print(tmp_path, monkeypatc
     assert run.run(EXPERIMENT, way(tmp_path / "whole")).rows[0].difference == 0
     monkeypatch.setitem(whole.SIZES, "fake", 3111)
     rows = run.run(EXPERIMENT, way(tmp_path / "part")).rows
-    said = "the data set fake has 3 entries, the whole 3111: not comparable with print"
+    said = "the data set fake has 3 entries of 3111: not comparable with the paper"
     assert all(row.difference is None and row.note.startswith(said) for row in rows)
     assert rows[0].ours == 75.0
