@@ -146,9 +146,9 @@ DEAR = (
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("adaped_plus", __doc__)
-    said = "search on these alone; runs that are reported follow when all have been searched"
+    said = "data sets to search on; the reported runs follow once all have been searched"
     options.add_argument("--data", nargs="+", choices=sorted({**CASES, **HELD_OUT}), metavar="NAME", help=said)
-    held_out = "data sets that had no part in the choice of options"
+    held_out = "use the data sets that were not used to choose the options"
     options.add_argument("--held-out", action="store_true", help=held_out)
     args = options.parse_args(argv)
     cases = HELD_OUT if args.held_out else CASES

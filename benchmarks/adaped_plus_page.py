@@ -99,7 +99,7 @@ def _methods(rows: Sequence[Row]) -> str:
             "" if row is plus else _lead(plus["accuracy"], row["accuracy"]),
         ]
         lines.append(cells)
-    heads = ["method", "chosen", "rounds", "gradients", "personalised", "p10", "global", f"{PLUS}'s lead"]
+    heads = ["method", "chosen", "rounds", "gradients", "personalized", "p10", "global", f"{PLUS}'s lead"]
     return _table(heads, lines)
 
 

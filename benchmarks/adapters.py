@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     options = parser("adapters", __doc__)
-    options.add_argument("--way", action="append", choices=WAYS, help="one of the ways; may be repeated; all of them")
+    options.add_argument("--way", action="append", choices=WAYS, help="setup to run; may be repeated; all by default")
     return options
 
 

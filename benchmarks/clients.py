@@ -68,10 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     result = parser("clients", __doc__, repetitions=3)
     result.add_argument("--model", choices=tuple(COUNTS), default="linear")
     result.add_argument("--counts", type=positive, nargs="+", metavar="M")
-    result.add_argument("--classes", type=positive, default=1, help="of linear models; 1 (default) is regression")
+    result.add_argument(
+        "--classes", type=positive, default=1, help="classes of linear models; 1 (default) is regression"
+    )
     result.add_argument("--method", choices=("fedavg", "adaped"), default="fedavg")
     result.add_argument(
-        "--plot", type=own_file("clients", picture=True), metavar="FILE", help="draw seconds a round over m"
+        "--plot", type=own_file("clients", picture=True), metavar="FILE", help="plot seconds per round against m"
     )
     return result
 

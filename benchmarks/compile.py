@@ -35,7 +35,7 @@ PHASES = ("trace", "lower", "xla", "total")
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("compile", __doc__, repetitions=3)
-    options.add_argument("--many", type=positive, default=5000, help="the larger m")
+    options.add_argument("--many", type=positive, default=5000, help="larger number of clients")
     args = options.parse_args(argv)
     problem, few, many, repetitions = Problem(data_dir=args.data_dir), 50, args.many, args.repetitions
     if args.quick:

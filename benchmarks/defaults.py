@@ -134,7 +134,9 @@ def _takes(method: str, data: str) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     options = parser("defaults", __doc__)
-    options.add_argument("--methods", nargs="+", choices=sorted(TRIES), metavar="NAME", help="all unless given")
+    options.add_argument(
+        "--methods", nargs="+", choices=sorted(TRIES), metavar="NAME", help="methods to search; all by default"
+    )
     options.add_argument("--data", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS), metavar="NAME")
     return options
 

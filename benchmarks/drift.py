@@ -61,12 +61,12 @@ def main(argv: list[str] | None = None) -> None:
 
     options = parser("drift", __doc__)
     options.add_argument(
-        "--methods", nargs="+", choices=sorted(jaxpfl.METHODS), metavar="NAME", help="all unless given"
+        "--methods", nargs="+", choices=sorted(jaxpfl.METHODS), metavar="NAME", help="methods to run; all by default"
     )
-    options.add_argument("--rounds", type=positive, help="500, or 100 with --precision")
-    options.add_argument("--clients", type=positive, help="12, or 20 with --precision")
-    options.add_argument("--smooth", action="store_true", help="networks with softplus in place of relu")
-    options.add_argument("--precision", choices=("bfloat16",), help="of models, against float32")
+    options.add_argument("--rounds", type=positive, help="number of rounds; by default 500, or 100 with --precision")
+    options.add_argument("--clients", type=positive, help="number of clients; by default 12, or 20 with --precision")
+    options.add_argument("--smooth", action="store_true", help="use softplus instead of relu")
+    options.add_argument("--precision", choices=("bfloat16",), help="precision of the models, compared with float32")
     args = options.parse_args(argv)
     if args.precision:
         _of_precision(args)

@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parser("estimators_compared", __doc__, repetitions=3)
     options.add_argument("--counts", type=positive, nargs="+", metavar="M")
     options.add_argument("--work", choices=tuple(CONTENDERS), nargs="+", default=list(CONTENDERS))
-    options.add_argument("--draws", type=positive, default=20, help="of clients and messages of private rows")
+    options.add_argument(
+        "--draws", type=positive, default=20, help="draws of clients and messages for private estimators"
+    )
     args = options.parse_args(argv)
     counts = args.counts or (QUICK if args.quick else COUNTS)
     draws = min(args.draws, 3) if args.quick else args.draws

@@ -80,16 +80,20 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     result = parser("gpu", __doc__)
-    result.add_argument("--anywhere", action="store_true", help="run on a CPU too, where there is nothing else")
+    result.add_argument("--anywhere", action="store_true", help="run on a CPU if there is no accelerator")
     result.add_argument("--data", choices=("digits", "mnist"), default="digits", help="digits needs no files")
     result.add_argument("--clients", type=positive, default=1000)
-    result.add_argument("--many", type=positive, default=10_000, help="the larger m")
+    result.add_argument("--many", type=positive, default=10_000, help="larger number of clients")
     result.add_argument("--steps", type=positive, default=10)
     result.add_argument("--linear", type=positive, nargs="+", default=[100_000, 1_000_000], metavar="M")
     result.add_argument(
-        "--only", nargs="+", default=[], metavar="TEXT", help="configurations whose names have all these"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="run only configurations whose names contain all these words",
     )
-    result.add_argument("--timeout", type=positive, help="seconds for one configuration; its own limit unless given")
+    result.add_argument("--timeout", type=positive, help="seconds for one configuration; by default, its own limit")
     result.add_argument("--budget", type=positive, default=560, help="seconds for all configurations")
     return result
 

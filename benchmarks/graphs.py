@@ -44,9 +44,20 @@ WAYS = {"all pairs": "exact", "pynndescent": "approximate"}
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("graphs", __doc__)
-    options.add_argument("--nodes", type=positive, nargs="*", default=NODES, metavar="N", help="of network lasso")
-    options.add_argument("--numbers", type=positive, default=NUMBERS, help="of each client's vector in network lasso")
-    options.add_argument("--vectors", type=positive, nargs="*", default=VECTORS, metavar="N", help="with neighbours")
+    options.add_argument(
+        "--nodes", type=positive, nargs="*", default=NODES, metavar="N", help="numbers of clients for the network lasso"
+    )
+    options.add_argument(
+        "--numbers", type=positive, default=NUMBERS, help="length of each client's vector in the network lasso"
+    )
+    options.add_argument(
+        "--vectors",
+        type=positive,
+        nargs="*",
+        default=VECTORS,
+        metavar="N",
+        help="numbers of vectors for nearest neighbors",
+    )
     args = options.parse_args(argv)
     nodes, numbers, vectors, repetitions = (
         ([30, 60], 4, [200], 1) if args.quick else (args.nodes, args.numbers, args.vectors, args.repetitions)

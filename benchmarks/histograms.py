@@ -34,12 +34,12 @@ MIB = 2**20
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("histograms", __doc__, repetitions=3)
-    options.add_argument("--steps", type=positive, default=5, help="rounds of 'all of it'")
+    options.add_argument("--steps", type=positive, default=5, help="number of rounds of 'all of it'")
     options.add_argument(
         "--plot",
         type=own_file("histograms", picture=True),
         metavar="FILE",
-        help="draw seconds over users, tokens and clusters",
+        help="plot seconds against users, tokens and clusters",
     )
     args = options.parse_args(argv)
     base, sweeps = (QUICK, {name: (value,) for name, value in QUICK.items()}) if args.quick else (BASE, SWEEPS)

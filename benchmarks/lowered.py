@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--clients", type=positive, default=1000)
     options.add_argument("--steps", type=positive, default=10)
     options.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
-    options.add_argument("--rows", type=positive, default=6, help="products in each table")
+    options.add_argument("--rows", type=positive, default=6, help="number of products in each table")
     args = options.parse_args(argv)
     from jaxpfl import ExecutionPlan
 

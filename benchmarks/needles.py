@@ -31,8 +31,10 @@ SIDE_BY_SIDE = 8
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("needles", __doc__, repetitions=100)
-    options.add_argument("--seed", type=int, default=0, help="of the draws")
-    options.add_argument("--side-by-side", type=positive, default=SIDE_BY_SIDE, help="files fitted together")
+    options.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    options.add_argument(
+        "--side-by-side", type=positive, default=SIDE_BY_SIDE, help="number of files fitted in one program"
+    )
     args = options.parse_args(argv)
     settings = {
         "clients": 40 if args.quick else CLIENTS,

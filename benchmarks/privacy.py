@@ -109,12 +109,19 @@ def main(argv: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     options = parser("privacy", __doc__)
     options.add_argument("study", choices=sorted(STUDIES))
-    options.add_argument("--programs", nargs="+", choices=sorted(PROGRAMS), metavar="NAME", help="all unless given")
+    options.add_argument(
+        "--programs", nargs="+", choices=sorted(PROGRAMS), metavar="NAME", help="programs to run; all by default"
+    )
     options.add_argument("--seeds", type=positive, default=5)
-    options.add_argument("--rounds", type=positive, help="the preset's unless given")
+    options.add_argument("--rounds", type=positive, help="number of rounds; by default, the preset's")
     options.add_argument("--epsilons", type=float, nargs="+", metavar="EPS")
     options.add_argument(
-        "--also", type=float, nargs="+", default=[], metavar="C", help="norms run beside the chosen one"
+        "--also",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="C",
+        help="clipping norms to run in addition to the chosen one",
     )
     return options
 

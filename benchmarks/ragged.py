@@ -45,7 +45,7 @@ QUICK = {"clients": 20, "mean": 8, "cohort": 5, "steps": 2, "batch": 4}
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("ragged", __doc__, repetitions=5)
-    options.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of another commit")
+    options.add_argument("--against", type=Path, metavar="FOLDER", help="checkout of another commit")
     options.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     args = options.parse_args(argv)
     images = (

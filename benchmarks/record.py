@@ -44,11 +44,13 @@ class _Parser(argparse.ArgumentParser):
 def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have; a benchmark adds its own options."""
     result = _Parser(prog=name, description=(doc or "").splitlines()[0])
-    said = "write the record of the measurement here; without FILE print it, and the tables on standard error"
+    said = "file for the record; without FILE, print the record, and the tables on standard error"
     result.add_argument("--json", type=own_file(name), nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=said)
-    result.add_argument("--repetitions", type=positive, default=repetitions, help="timings of each contender")
-    result.add_argument("--data-dir", help="the folder that holds mnist; JAXPFL_DATA_DIR unless given")
-    result.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, measures nothing")
+    result.add_argument("--repetitions", type=positive, default=repetitions, help="number of timings of each contender")
+    result.add_argument("--data-dir", help="folder that contains mnist; by default, $JAXPFL_DATA_DIR")
+    result.add_argument(
+        "--quick", action="store_true", help="run for a few seconds, only to show that the benchmark works"
+    )
     return result
 
 

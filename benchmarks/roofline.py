@@ -36,7 +36,7 @@ ASKED = target(0.28, 0.60)  # FedAvg's share of the matrix-product peak
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("roofline", __doc__)
-    options.add_argument("--clients", type=positive, default=50, help="of the CNN")
+    options.add_argument("--clients", type=positive, default=50, help="number of CNN clients")
     options.add_argument("--linear-clients", type=positive, default=100_000)
     args = options.parse_args(argv)
     cnn = Problem(clients=args.clients, data_dir=args.data_dir)

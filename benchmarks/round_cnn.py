@@ -73,9 +73,9 @@ def _parser() -> Any:
     result.add_argument("--clients", type=positive, default=50)
     result.add_argument("--steps", type=positive, default=60)
     result.add_argument("--batch", type=positive, default=20)
-    result.add_argument("--rounds", type=positive, default=1, help="rounds in one timing")
+    result.add_argument("--rounds", type=positive, default=1, help="number of rounds in one timing")
     result.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, metavar="CONTENDER")
-    result.add_argument("--fedjax-python", metavar="PATH", help="an interpreter that has fedjax, where this has not")
+    result.add_argument("--fedjax-python", metavar="PATH", help="interpreter that has fedjax, if this one has not")
     return result
 
 

@@ -73,8 +73,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     options = parser("silos", __doc__)
-    options.add_argument("--splits", type=positive, default=5, help="splits into training and test, a run each")
-    options.add_argument("--stand-in", action="store_true", help="data that are drawn, in the shapes of School")
+    options.add_argument(
+        "--splits", type=positive, default=5, help="number of splits into training and test; each has a run"
+    )
+    options.add_argument("--stand-in", action="store_true", help="simulated data with the shapes of School")
     return options
 
 

@@ -83,10 +83,16 @@ def main(argv: list[str] | None = None) -> None:
     options = parser("streamed", __doc__)
     options.add_argument("--clients", type=positive, nargs="+", default=[100_000], metavar="M")
     options.add_argument("--model", choices=tuple(KINDS), default="cnn")
-    options.add_argument("--memory", type=positive, default=4, metavar="GIB", help="of clients in memory, in curves")
-    options.add_argument("--folder", help="for the files, 24 GiB for 100000 clients; a temporary one unless given")
+    options.add_argument(
+        "--memory", type=positive, default=4, metavar="GIB", help="memory of the clients that are measured in memory"
+    )
+    options.add_argument(
+        "--folder", help="folder of the files, 24 GiB for 100000 clients; by default, a temporary folder"
+    )
     options.add_argument("--devices", type=positive, default=None)
-    options.add_argument("--plot", type=own_file("streamed", picture=True), metavar="FILE", help="draw several counts")
+    options.add_argument(
+        "--plot", type=own_file("streamed", picture=True), metavar="FILE", help="plot several numbers of clients"
+    )
     args = options.parse_args(argv)
     if args.plot and len(args.clients) == 1:
         options.error("argument --plot: give several --clients")

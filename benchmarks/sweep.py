@@ -37,7 +37,7 @@ RATES = 7
 def main(argv: list[str] | None = None) -> None:
     options = parser("sweep", __doc__)
     options.add_argument("--settings", type=positive, nargs="+", default=[1, 8, 56], metavar="S")
-    options.add_argument("--rounds", type=positive, default=100, help="of each run")
+    options.add_argument("--rounds", type=positive, default=100, help="number of rounds of each run")
     options.add_argument("--method", choices=("fedavg", "adaped"), default="fedavg")
     args = options.parse_args(argv)
     problem = replace(PROBLEM, method=args.method)

@@ -60,7 +60,7 @@ list_.__name__ = "list"
 
 
 def run(
-    name: Annotated[Positional[str], arg(metavar="NAME", help="One of jaxpfl papers list.")],
+    name: Annotated[Positional[str], arg(metavar="NAME", help="Name of a table or figure (see jaxpfl papers list).")],
     quick: bool = False,
     output: _Folder = FOLDER,
     data_dir: str | None = None,
@@ -92,7 +92,9 @@ def run(
 
 
 def show(
-    names: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAMES ...]", help="All unless given.")] = (),
+    names: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="[NAMES ...]", help="Names of tables and figures; all by default.")
+    ] = (),
     output: Path = FOLDER,
     json: bool = False,
     markdown: bool = False,

@@ -8,7 +8,7 @@ from . import persfl
 from .adaped_learning import MNIST, PAPER_2022, SEEDS
 from .declared import Contender, Experiment, Training
 
-_ALL = "each method at its own default rates, which do not decay; not run: fedbn (nothing to normalise), pooled, "
+_ALL = "each method at its own default rates, which do not decay; not run: fedbn (nothing to normalize), pooled, "
 _LEFT_OUT = ("fedbn", "pooled", "network-lasso")
 
 

@@ -146,7 +146,7 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
 
 
 def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]:
-    """Minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound on the loss's curvature.
+    """Minimizer [d] of the pooled loss, by Newton's method in float64, and an upper bound on the loss's curvature.
 
     Raises:
       JaxpflError: if Newton's method does not converge.

@@ -94,7 +94,7 @@ def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
         low, high = asked.sizes
         if high > _UNEQUAL * max(low, 1):
             said.append(
-                f"unequal clients, of {low} to {high} labelled examples, where the map's differ by a factor of "
+                f"unequal clients, of {low} to {high} labeled examples, where the map's differ by a factor of "
                 f"{_UNEQUAL:g} at most: the distance is that of the median"
             )
     return said

@@ -94,7 +94,7 @@ def _by_examples(atlas: Atlas) -> Any:
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
         axes.set_xticks(range(len(columns)), [str(n) for n in columns])
         axes.set_yticks(range(len(rows)), ["iid" if c == 10 else f"{c} classes" for c in rows])
-        axes.set_xlabel("labelled examples of a client")
+        axes.set_xlabel("labeled examples of a client")
         axes.set_title(f"{data}, {model}", loc="left", fontsize=10, fontweight="bold")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

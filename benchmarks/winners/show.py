@@ -10,7 +10,7 @@ from .atlas import Atlas, Place
 from .recommend import Recommendation
 from .verdicts import BASELINES, Verdict, verdict
 
-_CAPTION = "leads in points of test accuracy, with 95 % intervals paired over splits; level: the interval holds zero"
+_CAPTION = "leads in points of test accuracy, with 95 % intervals paired over splits; level: the interval contains zero"
 
 
 def print_atlas(console: Any, atlas: Atlas) -> None:
@@ -30,7 +30,7 @@ def print_recommendation(console: Any, found: Recommendation) -> None:
     first, *others = _said(found)
     console.print(first, highlight=False, soft_wrap=True)
     console.print(
-        f"{own.clients} clients of {own.examples:g} labelled examples and {own.classes:g} of {own.num_classes} classes "
+        f"{own.clients} clients of {own.examples:g} labeled examples and {own.classes:g} of {own.num_classes} classes "
         f"(medians); label skew {own.skew:.2f}; {found.cohort} clients in a round; model {asked.model}",
         highlight=False,
         soft_wrap=True,

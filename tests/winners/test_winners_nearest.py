@@ -65,14 +65,14 @@ def test_label_skew_does_not_depend_on_the_number_of_examples(n):
 def test_a_split_without_label_skew_is_refused():
     source = jaxpfl.load("digits")
     one = jaxpfl.federate(source, partition="iid", clients=1)
-    with pytest.raises(JaxpflError, match=r"no label skew can be measured.*clients 1, labelled examples"):
+    with pytest.raises(JaxpflError, match=r"no label skew can be measured.*clients 1, labeled examples"):
         measures(one, 10)
 
 
 def test_unequal_clients_are_outside_the_map(places):
     for sizes, there in (((40, 50), True), ((32, 92), True), ((20, 9000), False), ((0, 4), False)):
         said = beyond(dataclasses.replace(of(places[0]), sizes=sizes), places)
-        assert said == [] if there else said[0].startswith(f"unequal clients, of {sizes[0]} to {sizes[1]} labelled")
+        assert said == [] if there else said[0].startswith(f"unequal clients, of {sizes[0]} to {sizes[1]} labeled")
     federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, partition="lognormal", sigma=2)
     low, high = sizes_of(federation)
     assert low < measures(federation, 10).examples < high
