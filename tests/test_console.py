@@ -14,7 +14,7 @@ def shown(monkeypatch, encoding: str = "utf-8") -> str:
     monkeypatch.setattr(sys, "stdout", stream)
     table = new_table("accuracy of the clients", "± over seeds")
     table.add_column("method", no_wrap=True)
-    for name in ("personalised", "global", "worst"):
+    for name in ("personalized", "global", "worst"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row("fedavg-ft", "97.68 ±0.24", "95.00 ±0.43", "92.39")
     settle()
@@ -23,8 +23,8 @@ def shown(monkeypatch, encoding: str = "utf-8") -> str:
     return stream.buffer.getvalue().decode(encoding)
 
 
-BLOCK = {"fedavg-ft", "personalised 97.68 ±0.24", "global 95.00 ±0.43", "worst 92.39"}
-ROW = {"method personalised global worst", "fedavg-ft 97.68 ±0.24 95.00 ±0.43 92.39"}
+BLOCK = {"fedavg-ft", "personalized 97.68 ±0.24", "global 95.00 ±0.43", "worst 92.39"}
+ROW = {"method personalized global worst", "fedavg-ft 97.68 ±0.24 95.00 ±0.43 92.39"}
 
 
 @pytest.mark.parametrize(("columns", "shows"), [(40, BLOCK), (52, ROW), (63, ROW)])

@@ -56,7 +56,7 @@ WRONG = [
     ("model", lambda outputs, shape: shape, "the result of the model's function must be a registered name, .*got .4,"),
     ("seeds", "3", "seeds must be a number of runs, or a list of whole numbers, got '3'"),
     ("seeds", [0, 1.5], "seeds must be a number of runs"),
-    ("seeds", 0, "at least one seed is needed"),
+    ("seeds", 0, "at least one seed is required"),
     ("seeds", [-1], "a seed must be between 0 and"),
     ("seeds", [2**32], "a seed must be between 0 and"),
     ("lr", "0.1", "lr must be a number, or one for each run, got '0.1'"),

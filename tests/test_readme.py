@@ -23,7 +23,7 @@ def test_python_block_runs(code: str, capsys: pytest.CaptureFixture[str]):
     exec(compile(code, "block", "exec"), {})
     shown = capsys.readouterr().out
     assert re.search(r"\d\.\d+", shown), "a block shows a result"
-    accuracies = re.findall(r"(?:mean|client|personalised|global) (\d\.\d+)", shown)
+    accuracies = re.findall(r"(?:mean|client|personalized|global) (\d\.\d+)", shown)
     assert accuracies or 'fit("' not in code
     assert all(0.5 < float(value) <= 1 for value in accuracies)
 

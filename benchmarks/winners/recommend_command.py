@@ -23,13 +23,13 @@ class _Run:
     """Settings of the planned run."""
 
     cohort: int | None = setting(
-        None, "Clients in a round.", unless_given="by data set unless given", range=COUNT, unit="clients"
+        None, "Clients in a round.", unless_given="depends on the data set", range=COUNT, unit="clients"
     )
-    model: str | None = setting(None, "Model: linear, mlp, cnn and others.", unless_given="by data set unless given")
+    model: str | None = setting(None, "Model: linear, mlp, cnn and others.", unless_given="depends on the data set")
     steps: int | None = setting(
         None,
         "Total number of gradient steps of a client.",
-        unless_given="those of the nearest cell unless given",
+        unless_given="those of the nearest cell",
         range=COUNT,
         unit="steps",
     )
@@ -41,7 +41,7 @@ class _Run:
     delta: float | None = setting(
         None,
         "Delta of the privacy claim.",
-        unless_given="at most 1e-3 and a tenth of 1 / clients unless given",
+        unless_given="at most 1e-3 and a tenth of 1 / clients",
         range=Range(0, 1, True, True),
     )
 

@@ -61,7 +61,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
         if components > ctx.expected_cohort:
             raise JaxpflError(
                 f"adamix.components must be at most {ctx.expected_cohort:g}, the number of clients in a round, got "
-                f"{components}: otherwise each model would be a component of its own"
+                f"{components}: otherwise every client's model would be a component of its own"
             )
         return algorithm.server.init(key, hp, ctx)
 

@@ -80,7 +80,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
             "squared, poisson, or the logistic loss of binary and multilabel tasks"
         )
     if task.has_classes and task.num_classes < 2:
-        raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
+        raise JaxpflError(f"fedem mixes class probabilities: it requires at least 2 classes, got {task.num_classes}")
 
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
         """Responsibilities q of the components for each example, [n, k]; arbitrary for padding."""

@@ -62,7 +62,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
     of_body = body_steps or work.steps - of_head
     if min(of_head, of_body) < 1:
         raise JaxpflError(
-            f"fedrep needs at least one step on the head and one on the body, got {of_head} and {of_body}"
+            f"fedrep requires at least one step on the head and one on the body, got {of_head} and {of_body}"
         )
     total = of_head + of_body if work.epochs is None else work.steps
     # With work in epochs, each client's own number of steps is divided. tau is then the largest client's number of

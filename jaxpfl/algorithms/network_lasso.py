@@ -168,7 +168,7 @@ def network_lasso(
         raise JaxpflError(f"network-lasso.tolerance must be > 0 and < 1, got {tolerance}")
     graph = work.graph
     if graph is None:
-        raise JaxpflError("network-lasso needs a graph of the clients: set LocalWork.graph")
+        raise JaxpflError("network-lasso requires a graph of the clients: set LocalWork.graph")
     if graph.nodes != work.num_clients:
         raise JaxpflError(f"the graph must have {work.num_clients} nodes, one for each client, got {graph.nodes}")
     mask = masks("network-lasso", task, shared, personal)

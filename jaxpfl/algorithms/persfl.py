@@ -185,7 +185,7 @@ def _two_stages(
 ) -> Algorithm:
     distillation.check_task(method, task)
     if task.has_classes and task.num_classes < 2:
-        raise JaxpflError(f"{method} distills class probabilities: it needs at least 2 classes, got {task.num_classes}")
+        raise JaxpflError(f"{method} distills probabilities: it requires at least 2 classes, got {task.num_classes}")
     if distill_steps < 1:
         raise JaxpflError(f"{method}.distill_steps must be >= 1, got {distill_steps}")
     if teacher not in ("best", "last"):

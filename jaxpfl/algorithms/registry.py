@@ -173,7 +173,7 @@ def get(name: str) -> Method:
         return known[name]
     method: Method = own_code.load(name, lambda value: isinstance(value, Method), "Method")
     if not is_name(method.name):
-        raise JaxpflError(f"{name}: a Method's name consists of letters, digits, - and _, got {method.name!r}")
+        raise JaxpflError(f"{name}: a Method's name may contain only letters, digits, - and _, got {method.name!r}")
     if method.name in METHODS:
         raise JaxpflError(f"{name}: {method.name!r} is the name of a registered method: give this one another name")
     fields = dataclasses.fields(method.hyper) if dataclasses.is_dataclass(method.hyper) else [None]

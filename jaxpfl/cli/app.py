@@ -188,7 +188,7 @@ def _choose(
     known = {command.__name__.replace("_", "-"): command for command in commands}
     names = [*known, *others]
     if not args:
-        raise JaxpflError(f"{prog} needs a command: {', '.join(names)} ({prog} --help explains them)")
+        raise JaxpflError(f"{prog} requires a command: {', '.join(names)} ({prog} --help explains them)")
     if args[0] in (*parsing.HELP, parsing.HELP_ALL):
         from jaxpfl.cli import help
 
@@ -196,7 +196,7 @@ def _choose(
         return
     name = args[0].replace("_", "-")
     if args[0].startswith("-"):
-        raise JaxpflError(f"{prog} needs a command before {args[0]}: {', '.join(names)}")
+        raise JaxpflError(f"{prog} requires a command before {args[0]}: {', '.join(names)}")
     if name not in known:
         raise unknown_name(f"command of {prog}", args[0], names)
     command, name, args = known[name], f"{prog} {name}", args[1:]

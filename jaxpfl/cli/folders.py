@@ -140,7 +140,7 @@ def predict(
     config = loaded.manifest.get("config", {})  # missing in an export with --private-only
     column = None if only_global else client or config.get("client")
     if column is None and not only_global:
-        raise JaxpflError("the run's table had no column of clients: name one with --client, or use --global")
+        raise JaxpflError("the run's table had no client column: name this table's with --client, or use --global")
     table = csv_text.read(csv, encoding=encoding or config.get("encoding"), missing_words=config.get("missing_words"))
     column = column and table.find(column)
     adaptation = None
@@ -149,7 +149,7 @@ def predict(
 
         adaptation = functools.partial(newcomers.adapt, models.absolute().parent, loaded, table, column, target)
     elif adapt:
-        raise JaxpflError("--adapt is for the models of clients: leave out --global")
+        raise JaxpflError("--adapt adapts clients' models: leave out --global")
     predictions = loaded.predict_table(table, column, adaptation)
     text = predictions.to_csv(index=False)
     if output is None:
@@ -163,9 +163,9 @@ def predict(
 def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The folder to create.")] = MISSING) -> None:
     """Write a small project: a method, a data loader, a config, and a test that runs in seconds."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise JaxpflError(f"{folder} is not an empty folder: name a new one")
-    if folder.resolve() == Path.cwd():  # the rename below would remove the shell's current folder
-        raise JaxpflError(f"{folder} is the present folder: name a new one")
+        raise JaxpflError(f"{folder} is not an empty folder: choose another")
+    if folder.resolve() == Path.cwd():  # the rename below would take it away from the user's shell
+        raise JaxpflError(f"{folder} is the current folder: choose another")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with partial(folder) as place:

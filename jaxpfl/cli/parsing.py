@@ -238,7 +238,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
         while len(queue) > reserved and (flag.many or not values) and not _is_flag(queue[0]) and queue[0] != "--":
             values.append(queue.popleft())
         if not values and not flag.many:
-            raise JaxpflError(f"{name} needs a value: {_value_words(flag)}")
+            raise JaxpflError(f"{name} requires a value: {_value_words(flag)}")
         for text in values:
             _check(flag, text)
         canonical += [f"{name}={values[0]}", *values[1:]] if values else [name]
@@ -251,7 +251,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
     lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
     if lacking:
         names = [f"{one.name} ({_listed(one.choices, 'or')})" if one.choices else one.name for one in lacking]
-        raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
+        raise JaxpflError(f"{command} requires {_listed(names, 'and')}: {command} --help explains it")
     return [*canonical, "--", *loose] if loose else canonical
 
 
@@ -299,7 +299,7 @@ def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: s
         note = NAME_NOTES.get(NAMES_ELSEWHERE.get(bare, ""), "")
         hint = f": did you mean {meant}{f' ({note})' if note else ''}?"
     elif bare in _METHOD_FLAGS and any(place.name in ("METHOD", "METHODS") for place in places):
-        hint = f": methods need no flag, as in {command} fedavg"
+        hint = f": give methods without a flag, such as {command} fedavg"
     elif not (hint := _suggestion(name, names, _SIMILAR)):
         few = len(names) <= _MOST_LISTED
         hint = f" (known: {', '.join(names)})" if few else f": {command} --help-all lists all flags"

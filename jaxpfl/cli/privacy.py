@@ -39,7 +39,7 @@ class _Claim:
     """Number of rounds from one turn of a client to its next turn (cyclic); in its turn, a client takes part with
     probability --sampling-rate."""
     bands: int | None = None
-    """Number of bands of correlated noise, at most the cycle; independent noise unless given."""
+    """Number of bands of correlated noise, at most the cycle (default: independent noise)."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
     """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced; unless
     given, the first if the sampling allows it, else the second."""
@@ -124,7 +124,7 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
         if cohort is not None or cap is not None:
-            raise JaxpflError("--cycle cannot be used with --cohort or --cap: give --sampling-rate for each turn")
+            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, the rate within a turn")
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:
@@ -260,7 +260,7 @@ def _print_audit(method: str, found: Audit) -> None:
     for name, claimed, bound, what in parts:
         say(
             f"{name} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
-            f"claimed at delta {bound.delta:g}; {what}; at most {bound.ceiling:.3g} could be shown"
+            f"claimed at delta {bound.delta:g}; {what}; the test can show at most {bound.ceiling:.3g}"
         )
     if not isinstance(noise, str):
         say(f"noise:    {noise.scale:.4f} ± {noise.error:.4f} times the claimed scale")

@@ -62,7 +62,7 @@ class _Session(WriteFlags):
     """Flags of a sweep for output, resuming, and Ray."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
-    """Sweep folder; runs/sweep-DATA-HASH unless given."""
+    """Sweep folder (default: runs/sweep-DATA-HASH)."""
     resume: bool = False
     """Continue an earlier sweep with its missing and failed runs; methods, values, draws and seeds may be added."""
     config: Path | None = None

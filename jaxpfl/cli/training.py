@@ -80,7 +80,7 @@ class Session(WriteFlags):
     """Flags of a run for output, resuming, tracking, and several processes."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
-    """Run folder; runs/COMMAND-DATA-HASH unless given."""
+    """Run folder (default: runs/COMMAND-DATA-HASH)."""
     resume: bool = False
     """Continue an earlier run of the same config from its last checkpoint."""
     config: Path | None = None
@@ -143,7 +143,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     ) -> None:
         """Train one method and score every client's personalized model."""
         if len(file.methods) > 1 and method == named:
-            raise JaxpflError(f"run trains one method, but {session.config} names {named}: name one, or use compare")
+            raise JaxpflError(f"run trains one method, but {session.config} names {named}: choose one, or use compare")
         check_given(settings, file.recorded)
         _experiment("run", (method,), settings, session, file)
 
@@ -203,10 +203,10 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         """Write the models of a finished run as .npz files: clients' personalized models and the global model.
 
         Args:
-            output: Folder to create; RUN/models unless given.
-            method: Method of the run to export; all methods unless given.
-            clients: Ids of the clients to export; all clients unless given.
-            seed: Seed of the run to export; the first seed unless given.
+            output: Folder to create; RUN/models by default.
+            method: Method of the run to export; all methods by default.
+            clients: Ids of the clients to export; all clients by default.
+            seed: Seed of the run to export; the first seed by default.
             only_global: Write only the global models.
             private_only: Write only what the method's privacy claim covers, and list the files that it does not cover.
             per_client: Write one file for each client, instead of one file with all clients.
@@ -380,7 +380,7 @@ def _deploy(folder: Path, method: str, settings: RunConfig, *, check: bool) -> N
     from jaxpfl.runs.setup import load_federation, prepare
 
     if settings.unseen_clients:
-        raise JaxpflError("unseen_clients cannot be deployed: leave it out, because any further node is a new client")
+        raise JaxpflError("unseen_clients cannot be deployed: leave it out, as every additional node is a new client")
     use_cpu_cores()
     config = resolve(settings)
     source, raw = load_federation(config)
@@ -402,9 +402,9 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
     from jaxpfl import data
 
     if output is not None and action != "convert":
-        raise JaxpflError(f"--output is for jaxpfl data convert: leave it out with {action}")
+        raise JaxpflError(f"--output applies to jaxpfl data convert: leave it out with {action}")
     if plot is not None and action != "describe":
-        raise JaxpflError(f"--plot is for {_DESCRIBE}: leave it out with {action}")
+        raise JaxpflError(f"--plot applies to {_DESCRIBE}: leave it out with {action}")
     if action == "convert":
         _convert_data(settings, output, as_json)
         return

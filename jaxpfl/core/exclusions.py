@@ -64,7 +64,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("noise = per_step", "local_epochs"): (
         "a client's number of noisy steps would reveal its number of examples: use local_steps"
     ),
-    ("noise = per_step", "steps without noise"): "such a method cannot add noise in every step",
+    ("noise = per_step", "steps without noise"): "the method's local steps do not support noise",
     ("compress", "noise = central, noise = banded"): (
         "uploads cannot be compressed under central noise: the server adds it to the sum, after the clients' "
         "compression; let the clients add it (noise = distributed)"
@@ -88,8 +88,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("pooled data", "privacy, unit = example, compress, aggregate, attack"): (
         "a method that pools the data has neither uploads nor silos: leave one out"
     ),
-    ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on time",
-    ("asynchronous rounds", "compress"): "arrival times need upload lengths known in advance: leave compress out",
+    ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on arrival times",
+    ("asynchronous rounds", "compress"): "arrival times require the size of uploads in advance: leave compress out",
     ("aggregate", "fednova"): "fednova divides a sum of uploads, but a robust aggregate is not a sum: leave one out",
     ("aggregate", "weighting = examples"): (
         "a robust aggregate gives all clients the same weight, because a client could claim any weight: use "

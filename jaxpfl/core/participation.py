@@ -299,7 +299,7 @@ def of(
         if cohort * cycle > num_clients:
             raise JaxpflError(
                 f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: "
-                "otherwise fewer clients than the cohort have their turn in a round"
+                "otherwise fewer clients than the cohort would have their turn in a round"
             )
         return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:
@@ -339,7 +339,7 @@ class Availability:
     """
     same_stragglers: bool = setting(False)
     """The same clients are slow in every round, with fixed numbers of steps; otherwise slow clients are drawn anew."""
-    time_model: str | None = setting(None, unless_given="none unless given")
+    time_model: str | None = setting(None, unless_given="none")
     """Simulated time of a client's round: equal:step=0.1,up=1e6,down=1e7 (seconds per gradient, bytes per second) or
     lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts until its slowest client
     has finished or, for fedbuff, until enough uploads have arrived. Results include the time."""

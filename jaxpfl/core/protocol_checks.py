@@ -92,7 +92,7 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: a limit of ALL_STEPS means that there is no limit; "
+            f"Gradients counted {found} gradients in a round: the limit ALL_STEPS means that there is no limit; "
             "count jnp.minimum(work.steps, limit), or use jaxpfl.algorithms.gradients"
         )
     return found
@@ -111,7 +111,7 @@ def check_message(message: Any, num_clients: int) -> None:
     for path, leaf in jax.tree.leaves_with_path(message.per_client):
         if leaf.shape[:1] != (num_clients,):
             raise JaxpflError(
-                f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, but needs a leading "
+                f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, but must have a leading "
                 f"axis of {num_clients} clients"
             )
 
@@ -182,8 +182,8 @@ def _check_upload(upload: Upload) -> None:
         for leaf in jax.tree.leaves(part):
             if leaf.shape[: weight.ndim] != weight.shape:
                 raise JaxpflError(
-                    f"client.update: Upload.weight{keystr(path)} has shape {list(weight.shape)}, which must be the "
-                    f"leading axes of Upload.total, here {list(leaf.shape)}"
+                    f"client.update: Upload.weight{keystr(path)} has shape {list(weight.shape)}, which must be a "
+                    f"prefix of the shape of Upload.total, {list(leaf.shape)}"
                 )
 
     try:

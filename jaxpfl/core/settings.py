@@ -189,7 +189,7 @@ def restated(settings: type, name: str, default: Any, unless_given: str = "") ->
 
 
 def _sentence(help: str, unless_given: str) -> str:
-    return f"{help.rstrip('.')}; {unless_given}." if unless_given else help
+    return f"{help} (default: {unless_given})" if unless_given else help
 
 
 def text_type(settings: type, field: dataclasses.Field[Any]) -> Any:

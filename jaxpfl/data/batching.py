@@ -151,7 +151,7 @@ def plan_batches(
         raise unknown_name("draw", draw, get_args(Draw))
     largest = int(sizes.max(initial=0))
     if largest < 1:
-        raise JaxpflError("no client has training examples, so there are none to draw batches from")
+        raise JaxpflError("no client has training examples to draw batches from")
     if largest > MAX_CLIENT_EXAMPLES:
         raise JaxpflError(f"a client has {largest} examples; at most {MAX_CLIENT_EXAMPLES} are supported")
     slots = min(batch_size, largest)

@@ -53,7 +53,7 @@ class _Dealing:
     permutation of the labels)."""
     clients: int | None = setting(
         None,
-        unless_given="required, except by the partition natural, which then takes all users",
+        unless_given="all users, for the partition natural; otherwise required",
         range=COUNT,
         unit="clients",
     )
@@ -125,7 +125,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     if given.pool_test:
         source = pooled(source)
     host_memory.check(
-        _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "take fewer clients"
+        _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "use fewer clients"
     )
 
     classes = are_classes(source.y_train)
@@ -316,7 +316,7 @@ def _check_source(source: Source) -> None:
             continue
         if not are_classes(y):
             raise JaxpflError(
-                f"{whose}: the task classification needs integer labels [N], got {y.dtype} {list(y.shape)}: "
+                f"{whose}: the task classification requires integer labels [N], got {y.dtype} {list(y.shape)}: "
                 "set Source.task to another task"
             )
         if len(y) and y.max() >= source.num_classes:

@@ -42,7 +42,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-        raise JaxpflError(f"{whose}: labels must have shape [n], or [n, d] for several each, got {y.shape}")
+        raise JaxpflError(f"{whose}: labels must have shape [n], or [n, d] for d labels per example, got {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
         if y.dtype.itemsize > 4 and (lost := digit_loss(y)) is not None:
             warn(f"{whose}, labels: {lost}: subtract an offset from them")

@@ -48,9 +48,9 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise JaxpflError("drawing a plot needs the package matplotlib: pip install matplotlib") from error
+        raise JaxpflError("plots require the package matplotlib: pip install matplotlib") from error
     if not counts.has_classes:
-        raise JaxpflError("the plot of a split needs labels that are classes: leave out --plot")
+        raise JaxpflError("the plot of a split requires class labels: leave out --plot")
     m, num_classes = counts.class_counts.shape
     shown = np.arange(num_classes)
     if num_classes > _MOST_CLASSES:

@@ -65,7 +65,7 @@ def stack_clients(
     """
     m = len(train)
     if m == 0:
-        raise JaxpflError("at least 1 client is needed, got 0")
+        raise JaxpflError("at least 1 client is required, got 0")
     ids = _check_ids(client_ids, m)
     names = None if client_names is None else Names(map(str, client_names))
     if names is not None and len(names) != m:
@@ -179,7 +179,7 @@ def warn_of_shared(federation: Federation) -> Federation:
     if found > 2 * chance + 3 * math.sqrt(chance) or np.array_equal(known, np.sort(own)):
         warn(
             f"{found} of {len(own)} test examples are training examples too, with the same features and label: "
-            "use a test set of other examples"
+            "use a disjoint test set"
         )
     return federation
 

@@ -40,7 +40,7 @@ def scaling_of(federation: Federation) -> Scaling:
     """
     examples = federation.train.flat()
     if not len(examples.y):
-        raise JaxpflError("standardize needs training examples, but no client has any")
+        raise JaxpflError("standardize requires training examples, but no client has any")
     pairs = map(_scaling, jax.tree.leaves(examples.x))
     return Scaling(*(jax.tree.unflatten(jax.tree.structure(examples.x), part) for part in zip(*pairs, strict=True)))
 
@@ -139,10 +139,10 @@ def check_standardizable(source: Source) -> None:
     """
     if source.inputs == "pixels":
         raise JaxpflError(
-            f"standardize is for features: {source.name} holds pixels, which are standardized when loaded"
+            f"standardize applies to features: {source.name} holds pixels, which are standardized when loaded"
         )
     if source.inputs == "tokens":
-        raise JaxpflError(f"standardize is for features: {source.name} holds tokens")
+        raise JaxpflError(f"standardize applies to features: {source.name} holds tokens")
 
 
 def _scaling(x: np.ndarray) -> Scaling:

@@ -77,7 +77,7 @@ class Agreement:
         alone = algorithm.idle_cap > 0 and not self.assembled.cohorts.everyone
         self._refuse(
             {
-                "its server needs individual uploads instead of their sum": algorithm.reduction is not Reduction.SUM,
+                "its server uses individual uploads instead of their sum": algorithm.reduction is not Reduction.SUM,
                 "with idle_rounds, nodes outside a cohort would need messages": alone,
                 "its server sends each client its own message": bool(jax.tree.leaves(self.message.per_client)),
             }

@@ -203,7 +203,7 @@ def conduct(
             if reason is None and offer["version"] != __version__:
                 reason = f"client {name} has jaxpfl {offer['version']}: install {__version__}, as on the server"
             elif reason is None and (client in new or offers.get(client, offer)["instance"] != offer["instance"]):
-                reason = f"two nodes are client {name}: give each SuperNode its own partition-id and folder"
+                reason = f"two nodes claim to be client {name}: give each SuperNode its own partition-id and folder"
             if reason is None:
                 nodes[client], offers[client] = node, offer
                 new.append(client)

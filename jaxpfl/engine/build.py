@@ -155,8 +155,8 @@ def put_together(
     if spec.guards_examples:
         if federation.preparation is not None and federation.preparation.persons:
             raise JaxpflError(
-                "privacy.unit = example protects single rows, not all rows of a person: leave out person, or protect "
-                "whole clients with privacy.unit = user"
+                "privacy.unit = example protects individual rows, not all rows of a person: leave out person, or "
+                "protect whole clients with privacy.unit = user"
             )
         if task.statistics is not None:
             raise JaxpflError(
@@ -281,8 +281,8 @@ class Assembled:
         home = "device" if algorithm.pooled else plan.clients_in
         if home in ("host", "disk") and several:
             raise JaxpflError(
-                f"plan.clients_in = {home} supports one process only: with several, the clients' states are on "
-                "the devices (device or auto)"
+                f"plan.clients_in = {home} supports one process only: with several, use plan.clients_in = device "
+                "or auto"
             )
         if home != "auto":
             homes = (home,)
@@ -419,7 +419,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
     if privacy.step_noise is not None and algorithm.local_steps != work.steps:
         raise JaxpflError(
             f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, but noise in every step is "
-            f"accounted for local_steps = {work.steps}: build the algorithm with work.steps"
+            f"accounted for with local_steps = {work.steps}: build the algorithm with work.steps"
         )
 
 
@@ -504,7 +504,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
             raise JaxpflError(f"neighbours must be at most {others}, the number of other clients, got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
     if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
-        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbors")
+        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} requires neighbors")
     return graph
 
 

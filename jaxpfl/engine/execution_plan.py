@@ -95,7 +95,7 @@ class ExecutionPlan:
     the device while the previous round computes); or disk (like host, but with the states in memory-mapped files). auto
     uses the first of these that has enough room."""
 
-    folder: str | None = setting(None, unless_given="unless given, the system's temporary folder, for at most 1 GiB")
+    folder: str | None = setting(None, unless_given="the system's temporary folder, for at most 1 GiB")
     """Folder for temporary files with the clients' states (clients_in = disk). These files have no names and vanish
     with the process. A run with a run folder stores the states there instead."""
 

@@ -154,7 +154,7 @@ class Fit(NamedTuple):
         if delta is None:
             delta = self.delta
         if delta is None:
-            raise JaxpflError("the claim needs a delta: use statement(delta=...), or fit with PrivacyConfig(delta=...)")
+            raise JaxpflError("a claim requires delta: use statement(delta=...), or fit with PrivacyConfig(delta=...)")
         plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise

@@ -79,7 +79,7 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
     for what, has in (
         ("a single group of clients", len(algorithm.clients) > 1),
         ("a method without work outside the cohort", algorithm.idle_cap > 0),
-        ("uploads of a known length: leave out compress", algorithm.counts_bits),
+        ("uploads of a known size: leave out compress", algorithm.counts_bits),
         ("a method that is not private", algorithm.noise is not None),
     ):
         if has:

@@ -224,7 +224,7 @@ class Models:
         if new and not adapted:
             rows = f"{table.path}: {clients.isin(new).sum()} rows of {len(new)} new clients ({listed(new, new[0])})"
             if self._global_file is None:
-                raise JaxpflError(f"{rows} need a global model, and {self.method} has none: leave these rows out")
+                raise JaxpflError(f"{rows} require a global model, but {self.method} has none: leave these rows out")
             warn(f"{rows} are predicted by the global model")
         places = clients.groupby(clients).groups
         parts = [
@@ -269,7 +269,7 @@ class Models:
         """Convert inputs to an array [n, ...]; the columns of a table are encoded as in the client's training."""
         if "inputs" not in self.manifest:
             raise JaxpflError(
-                f"{self._folder} does not have the encoding of inputs, which predict needs: export the run again, "
+                f"{self._folder} lacks the encoding of inputs, which predict requires: export the run again, "
                 "without --private-only"
             )
         record = self.manifest["columns"]

@@ -269,7 +269,7 @@ def _check_data(federation: Federation, placement: Placement) -> None:
         sizes = np.asarray(federation.train.size)
         largest = int(sizes.argmax())
         return (
-            f"take fewer examples or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training "
+            f"use fewer examples or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training "
             f"examples, client {int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
         )
 

@@ -106,7 +106,7 @@ class Programs:
                 break
             if block == 1:
                 raise OutOfMemoryError(
-                    f"the first states need {readable(need)} of memory, even for one client at a time, but only "
+                    f"the initial states need {readable(need)} of memory, even for one client at a time, but only "
                     f"{readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
                 )
             block = max(1, (block or placement.rows) // 8)

@@ -211,7 +211,7 @@ class Simulation:
           JaxpflError: if the seeds are not valid, as in `init`.
         """
         if not len(seeds):
-            raise JaxpflError("at least one seed is needed")
+            raise JaxpflError("at least one seed is required")
         for seed in seeds:  # beyond 32 bits the key would equal another seed's
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
@@ -445,8 +445,8 @@ class Simulation:
           JaxpflError: always; the message lists other ways to store results.
         """
         raise JaxpflError(
-            "compiled programs cannot be pickled, nor a Fit that holds them: pickle state, history and scores, keep "
-            "simulation.personal_models(state) as arrays, or use jaxpfl run and jaxpfl export"
+            "neither compiled programs nor a Fit with them can be pickled: pickle its state, history and scores, or "
+            "the arrays of simulation.personal_models(state); or use jaxpfl run and jaxpfl export"
         )
 
     def check_room(self, runs: int) -> None:

@@ -94,7 +94,7 @@ class Settings:
     """
     task: str | Task | None = setting(
         None,
-        unless_given="unless given, the data set's own task, or classification",
+        unless_given="the data set's own task, or classification",
         kind=_TASK,
         text=str | None,
     )
@@ -104,9 +104,7 @@ class Settings:
 
     Also a Task of your own, with its model, loss and metrics.
     """
-    loss: str | Callable[..., Any] | None = setting(
-        None, unless_given="the task's own unless given", kind=_LOSS, text=str | None
-    )
+    loss: str | Callable[..., Any] | None = setting(None, unless_given="the task's own", kind=_LOSS, text=str | None)
     """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (the model predicts the
     logarithm of a rate). For any task, FILE.py:NAME, a function of your own.
 
@@ -115,7 +113,7 @@ class Settings:
     label_smoothing: float = setting(0.0, range=SHARE)
     """Label smoothing s of the training loss: an example's target is (1 - s) times its one-hot label, plus s divided by
     the number of classes. Scores and distillation losses are not smoothed."""
-    metrics: Any = setting(None, unless_given="none unless given", kind=_METRICS, text=str | None)
+    metrics: Any = setting(None, unless_given="none", kind=_METRICS, text=str | None)
     """Metrics in addition to the task's own (a regression always has rmse, mae and r2), separated by commas: accuracy,
     balanced_accuracy, macro_f1, auc or calibration_error, for tasks with classes or labels 0 and 1.
 
@@ -124,33 +122,33 @@ class Settings:
     """
     rounds: int = setting(100, range=COUNT, unit="rounds")
     """Number of federated rounds."""
-    eval_every: int | None = setting(None, unless_given="only at the end unless given", range=COUNT, unit="rounds")
+    eval_every: int | None = setting(None, unless_given="only at the end", range=COUNT, unit="rounds")
     """Number of rounds between two evaluations of all clients. The last round is always evaluated."""
-    patience: int | None = setting(None, unless_given="all rounds unless given", range=COUNT, unit="evaluations")
+    patience: int | None = setting(None, unless_given="no early stopping", range=COUNT, unit="evaluations")
     """Early stopping by validation scores, never test scores; the best round is reported in any case. A method stops
     when each of its seeds has had this number of consecutive evaluations without a better score."""
-    cohort: int | None = setting(None, unless_given="all unless given", range=COUNT, unit="clients")
+    cohort: int | None = setting(None, unless_given="all", range=COUNT, unit="clients")
     """Number K <= m of clients in a round; for Poisson participation, the expected number."""
     participation: str | None = setting(
-        None, unless_given="unless given, full if K = m, else uniform; with privacy poisson, or cyclic for banded noise"
+        None, unless_given="full if K = m, else uniform; with privacy poisson, or cyclic for banded noise"
     )
     """Sampling of cohorts: full (all clients), uniform (exactly K clients), poisson (each client independently, with
     probability K/m), or cyclic (blocks of clients take turns)."""
     cohort_cap: int | None = setting(
         None,
-        unless_given="by default, so large that a round exceeds it with a probability below 1e-6",
+        unless_given="so large that a round exceeds it with a probability below 1e-6",
         range=COUNT,
         unit="clients",
     )
     """Maximum size of a Poisson cohort; clients that are drawn beyond it are left out and counted."""
     cycle: int | None = setting(
-        None, unless_given="unless given, ceil(m/K), and each client takes part in its turn", range=COUNT, unit="rounds"
+        None, unless_given="ceil(m/K), and each client takes part in its turn", range=COUNT, unit="rounds"
     )
     """Number of rounds between two turns of a client, for cyclic participation. In each round it is the turn of m/cycle
     clients, each of which takes part independently with probability K cycle/m."""
     local_steps: int = setting(10, range=COUNT, unit="mini-batches")
     """Number of a client's local steps (mini-batches) in a round."""
-    local_epochs: int | None = setting(None, unless_given="local_steps unless given", range=COUNT, unit="epochs")
+    local_epochs: int | None = setting(None, unless_given="none, local_steps applies", range=COUNT, unit="epochs")
     """Number of a client's passes over its own training examples in a round, instead of local_steps: a client with n
     examples takes ceil(epochs n / b) steps with b = min(batch_size, n) examples each. A method's other numbers of
     training steps (ditto.personal_steps) are limited to this number of steps. Learning rates decay by the steps of the
@@ -160,7 +158,7 @@ class Settings:
     draw: str = setting("epoch")
     """Sampling of mini-batches: epoch (in an epoch, every example occurs once), step (each step draws new examples,
     without replacement within the batch) or replacement (with replacement)."""
-    augment: str | None = setting(None, unless_given="none unless given")
+    augment: str | None = setting(None, unless_given="none")
     """Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by +,
     such as flip+crop. Scores use the examples without augmentation."""
     client_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
@@ -174,7 +172,7 @@ class Settings:
     cohort, however long ago that round was. The states never leave the client. Training outside the cohort and
     personalization start with new optimizer states."""
     lr: float | Sequence[float] | None = setting(
-        None, unless_given="each method's own unless given", range=POSITIVE, kind=RATE, text=float | None
+        None, unless_given="each method's own", range=POSITIVE, kind=RATE, text=float | None
     )
     """Learning rate of every method; sets lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors,
     scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, server_lr,
@@ -183,7 +181,7 @@ class Settings:
     Also a list with one rate for each run of a sweep. A rate in ``hyper`` sets only the rate with that name, and takes
     precedence.
     """
-    clip_gradients: float | None = setting(None, unless_given="gradients are not clipped unless given", range=POSITIVE)
+    clip_gradients: float | None = setting(None, unless_given="no clipping", range=POSITIVE)
     """Largest L2 norm of the gradient in a local step, over all parameters that the step updates. A longer gradient is
     scaled down to this norm. The gradient includes proximal and correction terms, but not weight decay. The norm of an
     upload is bounded by privacy.clipping_norm instead."""
@@ -196,7 +194,7 @@ class Settings:
     Also a function of the round (from 0) that returns a factor in [0, 1] for every rate, with a largest value of 1,
     such as ``optax.cosine_decay_schedule(1.0, rounds)``. After the last round, the last factor continues to apply.
     """
-    weighting: str | None = setting(None, unless_given="unless given, examples, or uniform with privacy")
+    weighting: str | None = setting(None, unless_given="examples, or uniform with privacy")
     """Weights of the clients in the server's mean, for methods that weight clients: examples or uniform."""
     server_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
     """Optimizer of the server, applied to the mean of the clients' model updates: written as for client_optimizer, or
@@ -205,7 +203,7 @@ class Settings:
     Also a function of the learning rate.
     """
     server_lr: float | Sequence[float] | None = setting(
-        None, unless_given="1 unless given", range=POSITIVE, kind=RATE, text=float | None
+        None, unless_given="1", range=POSITIVE, kind=RATE, text=float | None
     )
     """Learning rate of every method's server.
 
@@ -215,7 +213,7 @@ class Settings:
     """Aggregation of the uploads: mean, or a rule that is robust to outliers: median, trimmed-mean:fraction=0.2,
     krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. A robust rule gives all clients
     the same weight."""
-    attack: str | None = setting(None, unless_given="none unless given")
+    attack: str | None = setting(None, unless_given="none")
     """Attack by some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 changes their uploads, and
     label-flip changes their training labels. Scores cover the honest clients; the attackers' scores are reported
     separately."""
@@ -226,10 +224,8 @@ class Settings:
     dropout: Any = restated(Availability, "dropout", 0.0)
     stragglers: Any = restated(Availability, "stragglers", 0.0)
     same_stragglers: bool = restated(Availability, "same_stragglers", False)
-    time_model: str | None = restated(Availability, "time_model", None, "none unless given")
-    compress: str | Compressor | None = setting(
-        None, unless_given="none unless given", kind=_COMPRESSOR, text=str | None
-    )
+    time_model: str | None = restated(Availability, "time_model", None, "none")
+    compress: str | Compressor | None = setting(None, unless_given="none", kind=_COMPRESSOR, text=str | None)
     """Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such as
     qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3. feedback=false turns error feedback off,
     and feedback=true turns it on for qsgd and uniform. With privacy, the noise must be distributed.
@@ -238,14 +234,14 @@ class Settings:
     """
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
     """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
-    graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
+    graph: str | Graph | None = setting(None, unless_given="data", kind=_GRAPH, text=str | None)
     """Graph of the clients, for network-lasso. data, features and models join nearest neighbors, found by input
     distributions, by feature covariances and by locally trained models, respectively. On the command line, also a CSV
     file with two client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """
-    neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
+    neighbours: int | None = setting(None, unless_given="5", range=COUNT, unit="clients")
     """Number of nearest neighbors to which the graph joins each client."""
 
 

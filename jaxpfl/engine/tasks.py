@@ -48,7 +48,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     task = make_task(model, federation, outputs, unseen=unseen, every=kind == NEXT_TOKEN)
     if isinstance(given, Task):
         if given.input_shape != task.input_shape:
-            raise JaxpflError(f"the task takes inputs {given.input_shape}, but the data have {task.input_shape}")
+            raise JaxpflError(f"the task has input shape {given.input_shape}, but the data have {task.input_shape}")
         task = given._replace(model=task.model, input_dtype=task.input_dtype)
     if not isinstance(model, str):
         check_outputs(task, kind, outputs, federation.train.examples.y)
@@ -56,7 +56,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     if not isinstance(model, str) and spec.plan.convolutions != "plain":
         slow = [f"{layer.name} ({layer.what}): {layer.why_not}" for layer in layers_of(task) if layer.why_not]
         if slow:
-            warn(f"slow layers of the model, which cannot run as matrix products: {'; '.join(slow)}")
+            warn(f"the model has slow layers, which cannot run as matrix products: {'; '.join(slow)}")
     if spec.plan.precision == "bfloat16":
         task = in_bfloat16(task)
     init = task.model.init
@@ -143,7 +143,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
         found = "several for each example" if y.ndim > 1 else f"{y.dtype}"
         fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel, regression or next-token"
         raise JaxpflError(
-            f"labels are {found}, but classification needs integers [n]: choose another task, such as {fitting}"
+            f"labels are {found}, but classification requires integers [n]: choose another task, such as {fitting}"
         )
     return task or CLASSIFICATION
 
@@ -236,13 +236,13 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
     if kind not in (CLASSIFICATION, NEXT_TOKEN):
         if found[:1] != (n,) or math.prod(found) != n * outputs:
             raise JaxpflError(
-                f"{returns}, but {kind} with labels {_shape(n, (n, *y.shape[1:]))} needs {outputs} per example"
+                f"{returns}, but {kind} with labels {_shape(n, (n, *y.shape[1:]))} requires {outputs} per example"
             )
         return
     rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "tokens at each position")
     if found[:-1] != rows or found[-1] < outputs:
         one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
-        raise JaxpflError(f"{returns}, and {outputs} {what} need {_shape(n, (*rows, outputs))}{one}")
+        raise JaxpflError(f"{returns}, but {outputs} {what} require {_shape(n, (*rows, outputs))}{one}")
     if found[-1] > outputs:
         warn(f"{returns}, but the labels contain {outputs} {what}: set num_classes = {found[-1]} if there are more")
 

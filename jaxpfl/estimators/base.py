@@ -152,7 +152,7 @@ def stack(clients: list[np.ndarray]) -> Samples:
         (`full_precision.check_digits`).
     """
     if not clients:
-        raise JaxpflError("an estimator needs at least one client, got none")
+        raise JaxpflError("at least one client is required, got none")
     arrays = [np.asarray(x, np.float64) for x in clients]
     shape = arrays[0].shape[1:]
     for i, x in enumerate(arrays):

@@ -70,7 +70,7 @@ def halves(method: str, task: Task) -> Halves:
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
         raise JaxpflError(
-            f"{method} needs a model whose head reads one row per example, but this head reads an array of shape {few}"
+            f"{method} requires a head that reads one row per example, but this model's reads the shape {few}"
         )
     (axis,) = axes
     shape = few[:axis] + few[axis + 1 :]
@@ -98,18 +98,18 @@ def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bo
     """Trace the program for a batch, and find where the head begins."""
     is_head = task.model.head
     if is_head is None:
-        raise JaxpflError(f"{method} needs a model that names its head (Model.head), but this one names none")
+        raise JaxpflError(f"{method} requires a model that names its head (Model.head), but this one names none")
     numbered = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
     own, rest = map(jax.tree.leaves, trees.split_by_path(numbered, is_head))
     if not rest:
-        raise JaxpflError(f"{method} needs a model with a body, but this one's head is the whole model")
+        raise JaxpflError(f"{method} requires a model with a body, but this one's head is the whole model")
     flat = _traced(task, params, x, key, train)
     inputs = flat.jaxpr.invars
     kinds = dict.fromkeys(inputs, _DATA) | {inputs[i]: _BODY for i in rest} | {inputs[i]: _HEAD for i in own}
     read = _read_with_data(flat.jaxpr, kinds)
     if len(read) != 1 or read[0] in inputs:
         what = "nothing of it" if not read else "the inputs" if len(read) == 1 else f"{len(read)} arrays"
-        raise JaxpflError(f"{method} needs a model whose head reads one array of its body, but this one's reads {what}")
+        raise JaxpflError(f"{method} requires a head that reads one array of the body, but this model's reads {what}")
     return _Cut(flat.jaxpr, flat.consts, read[0])
 
 

@@ -35,7 +35,7 @@ def check_image_shape(network: str, shape: tuple[int, ...], minimum: int) -> Non
     """Check that an input shape is [H, W] or [H, W, C] with H and W of at least ``minimum``."""
     if len(shape) not in (2, 3) or min(shape[:2]) < minimum:
         raise JaxpflError(
-            f"this {network} needs images [H, W] or [H, W, C] of at least {minimum} x {minimum}, got {tuple(shape)}"
+            f"this {network} requires images [H, W] or [H, W, C] of at least {minimum} x {minimum}, got {tuple(shape)}"
         )
 
 

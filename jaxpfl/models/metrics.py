@@ -332,7 +332,7 @@ def task_metric(name: str, kind: str, own: Sequence[str]) -> Metric:
     fitting = NAMED_METRICS.get(name, {})
     if (metric := fitting.get(kind)) is None:
         raise JaxpflError(
-            f"the metric {name} needs {_NEEDS.get(name, 'classes, or labels 0 and 1')} (task {' or '.join(fitting)}); "
-            f"this run's task is {kind}, whose metrics are {', '.join(own)}"
+            f"metric {name} requires {_NEEDS.get(name, 'classes, or labels 0 and 1')} (task {' or '.join(fitting)}), "
+            f"but this run's task is {kind}, whose metrics are {', '.join(own)}"
         )
     return metric

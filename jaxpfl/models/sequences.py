@@ -220,7 +220,7 @@ def check_token_shape(network: str, shape: tuple[int, ...]) -> None:
       JaxpflError: if the shape is different; the message names the network.
     """
     if len(shape) != 1 or not shape[0]:
-        raise JaxpflError(f"the model {network!r} needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
+        raise JaxpflError(f"the model {network!r} requires sequences of tokens [T], got inputs of shape {tuple(shape)}")
 
 
 def embedding(vocabulary: int, width: int) -> nn.Embed:

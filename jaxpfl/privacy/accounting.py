@@ -199,8 +199,8 @@ def quiet() -> Iterator[None]:
 
 
 CAVEAT = (
-    "Theorem 5 is not a valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
-    "replaced), the average's noise tau sigma^2/K can be canceled by later local steps, and 6 alpha q^2/z^2 bounds "
+    "Theorem 5 is not a valid bound: the sensitivity of a round is tau C/K (2 tau C/K when a user is replaced), not "
+    "sqrt(tau) C/K; later local steps can cancel the average's noise tau sigma^2/K; and 6 alpha q^2/z^2 bounds "
     "the sampled Gaussian at every order only for q >= 1/sqrt(12)"
 )
 
@@ -533,9 +533,9 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
     while not enough(upper):
         upper *= 2
         if upper > _MOST:
-            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier above {_MOST:g}")
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} requires a noise multiplier above {_MOST:g}")
     while enough(upper / 2):
         upper /= 2
         if upper < _LEAST:
-            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier below {_LEAST:g}")
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} requires a noise multiplier below {_LEAST:g}")
     return upper / 2, upper

@@ -101,7 +101,7 @@ def epsilon_lower_bound(
     """
     present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
     if present.shape[1] != absent.shape[1]:
-        raise JaxpflError(f"both worlds need equal numbers of scores, got {present.shape[1]} and {absent.shape[1]}")
+        raise JaxpflError(f"both worlds must have equally many scores, got {present.shape[1]} and {absent.shape[1]}")
     if not 0 <= delta < 1:
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)

@@ -291,7 +291,7 @@ class Poisson:
         if self.cap is not None:
             checks.count("cap", self.cap)
             if self.num_clients is None:
-                raise JaxpflError("a cap needs the number of clients: set clients")
+                raise JaxpflError("a cap requires the number of clients: set clients")
 
     @property
     def truncated(self) -> bool:

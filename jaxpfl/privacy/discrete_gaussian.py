@@ -165,7 +165,7 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
             raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling is too coarse")
         if high > MOST_STDDEV:
             raise JaxpflError(
-                f"epsilon {epsilon:g} at {sensitivity} steps needs a stddev above {MOST_STDDEV:g} steps: "
+                f"epsilon {epsilon:g} at {sensitivity} steps requires a stddev above {MOST_STDDEV:g} steps: "
                 "quantize to fewer bits"
             )
         low, high = high, 2 * high

@@ -69,14 +69,14 @@ class NoiseSettings:
     """Standard deviation of the noise on the number of uploads below the clipping norm. The default is the larger of
     cohort / 20 and the noise multiplier; a Mechanism has no default."""
     scale_clipping_norm: float | None = setting(None)
-    """For per_step: the clipping norm for the gradient of psi; clipping_norm unless given."""
+    """For per_step: the clipping norm for the gradient of psi (default: clipping_norm)."""
     joint: bool = setting(False)
     """For per_step: clip the gradients of parameters and psi as one vector, and add noise to that vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
     """Source of the randomness of cohorts and noise: run (the seed and all settings of the run, so that it can be
     repeated) or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
     run ends). Use secret for a model that you publish."""
-    bands: int | None = setting(None, unless_given="the cycle of the cohorts unless given")
+    bands: int | None = setting(None, unless_given="the cycle of the cohorts")
     """For banded: number of bands b of the matrix whose inverse correlates the noise. The server's state contains b - 1
     noise vectors as large as the upload. At most the number of rounds from one turn of a client to the next."""
 

@@ -115,7 +115,7 @@ def privatize(
         client's choice, or if noise in every step is requested and the method's update adds none.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")
+        raise JaxpflError("a private sum requires summed uploads, but this method's server uses individual uploads")
     if mechanism.noise == "per_step":  # clients clip and add noise in every step, so the server only has to divide
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
@@ -126,7 +126,7 @@ def privatize(
     changed: _Changed | None = None
     if kind.noise == "banded":
         if kind.coefficients is None or splits is None:
-            raise JaxpflError("banded noise needs coefficients (see privacy.claim.planned) and one client's splits")
+            raise JaxpflError("banded noise requires coefficients (see privacy.claim.planned) and one client's splits")
         # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
@@ -150,7 +150,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         silent = not noisy and "the update never calls LocalWork.released"
         exclusions.check({"noise": mechanism.noise, "steps without noise": silent})
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
-            raise JaxpflError("a private sum needs uploads of one weight: several would reveal what a client chose")
+            raise JaxpflError("a private sum requires uploads with one weight: several would reveal a client's choice")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
         if mechanism.noise != "per_step":  # with per_step the upload already contains the client's noise

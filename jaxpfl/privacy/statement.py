@@ -128,6 +128,6 @@ class Statement(NamedTuple):
             terms.append(f"smallest for a silo {least:.4g}")
         return (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each example of a silo, the largest of {number} "
-            f"silos' ({self.relation}, {', '.join(terms)}); a silo is counted in every round; it covers what leaves "
-            "the silo and its personalized model after the last round"
+            f"silos' ({self.relation}, {', '.join(terms)}); assumes that a silo takes part in every round; covers "
+            "what leaves the silo, and its personalized model after the last round"
         )

@@ -57,7 +57,7 @@ from jaxpfl.uploads import compression
 
 T = TypeVar("T")
 
-_BY_DATA_SET = "by data set unless given"
+_BY_DATA_SET = "depends on the data set"
 TEST_USERS = "test"
 """Value of ``unseen_clients`` that makes the users of the official test set the unseen clients."""
 
@@ -91,11 +91,11 @@ class _Source:
     person: str | None = setting(None)
     """Column of a table csv:FILE that names each row's person; all rows of a person at one client are in the same
     split."""
-    missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
+    missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
-    encoding: str | None = setting(None, unless_given="UTF-8 unless given")
+    encoding: str | None = setting(None, unless_given="UTF-8")
     """Encoding of a table csv:FILE, such as latin-1."""
-    window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes")
+    window: int | None = setting(None, unless_given="64", range=COUNT, unit="bytes")
     """Length of the windows into which the text of text:FOLDER is cut."""
     tokens: bool = setting(False)
     """Treat the integer inputs [N, T] of npz:FILE or leaf:FOLDER as tokens, not as numbers."""
@@ -111,7 +111,7 @@ class DataConfig(Split, _Source):
     """Number of clients m."""
     classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
     test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
-    task: Any = restated(Settings, "task", None, "by the data set's labels unless given")
+    task: Any = restated(Settings, "task", None, "depends on the labels")
     unseen_clients: int | str = setting(
         0,
         kind=Kind(
@@ -156,7 +156,7 @@ class RunConfig(Settings, DataConfig):
     """First seed; further seeds are the next integers."""
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
     """Number of seeds; the runs of all seeds are executed together, as one program."""
-    time_to: float | None = setting(None, unless_given="none unless given")
+    time_to: float | None = setting(None, unless_given="none")
     """Target score of the personalized models, averaged over clients. The results give the simulated time (see
     time_model) until the first evaluation that reaches this score."""
     eval_every: int = setting(10, range=COUNT)

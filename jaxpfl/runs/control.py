@@ -149,8 +149,8 @@ class Patience:
         for round in range(config.eval_every, done + 1, config.eval_every):
             if found.get(round) is None:
                 raise JaxpflError(
-                    f"{records.path} lacks the evaluation of {name} after round {round}, which patience needs: start a "
-                    "new run"
+                    f"{records.path} lacks the evaluation of {name} after round {round}, which patience requires: "
+                    "start a new run"
                 )
             self.add({key: found[round]})
 

@@ -123,7 +123,7 @@ def _refuse_test_users(config: DataConfig) -> None:
 def _folder(name: str, data_dir: str | None) -> Path:
     argument = name.removeprefix(PREFIX)
     if not argument:
-        raise JaxpflError(f"data = {name!r} needs a folder: {PREFIX}FOLDER")
+        raise JaxpflError(f"data = {name!r} requires a folder: {PREFIX}FOLDER")
     return data_folder(name, data_dir) / Path(argument).expanduser()
 
 

@@ -246,7 +246,7 @@ def export(
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
             if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
-                raise JaxpflError(f"--private-only: {name} has no global model, the only kind that its claim covers")
+                raise JaxpflError(f"--private-only: the claim of {name} covers global models only, but it has none")
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
@@ -269,7 +269,7 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
     found = {name: results.finished(run.folder, name) or {} for name in methods}
     claims = {name: claim for name, one in found.items() if (claim := one.get("privacy") or {}).get("epsilon")}
     if len(claims) != 1:
-        some = f"{', '.join(claims)} have claims, whose costs add up: choose one with --method"
+        some = f"{', '.join(claims)} have claims, whose epsilons add up: choose one with --method"
         none = f"{', '.join(methods)} of {run.folder} {'has' if len(methods) == 1 else 'have'} no privacy claim"
         raise JaxpflError(f"--private-only exports one private method: {some if claims else none}")
     ((name, claim),) = claims.items()

@@ -40,7 +40,7 @@ def adapt(
         a client has no labeled row, if a label is unknown, or if the method does not support unseen clients.
     """
     if not (folder / "config.json").is_file():
-        raise JaxpflError(f"--adapt requires the run of the models: {folder} must be its folder")
+        raise JaxpflError(f"--adapt requires the run that trained the models: {folder} is not a run folder")
     run = open_run(folder)
     if run.record["data"] != models.manifest["data"]:
         raise JaxpflError(f"the models are not those of the run in {folder}: export it again")

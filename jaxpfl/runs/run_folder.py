@@ -251,7 +251,7 @@ def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
     for path in {own_code.split(reference)[0] for reference in named if own_code.is_reference(reference)}:
         for name, text in own_code.load_file(path).texts.items():
             if found.setdefault(name, text) != text:
-                raise JaxpflError(f"two different files are named {name}, and the results keep one: rename one of them")
+                raise JaxpflError(f"two different files are named {name}, but results can keep only one: rename one")
     return found
 
 
@@ -292,6 +292,6 @@ def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str])
       JaxpflError: if a copy was changed, or if ``sources`` is not a mapping from names to references.
     """
     files.check_checksums(folder)
-    warn(f"running {folder}, the code of whoever made these results")
+    warn(f"running code of {folder}, written by the author of these results")
     with expecting(folder, "code of these results"):
         return [own_code.moved(sources[name], folder) if name in sources else name for name in methods]

@@ -190,7 +190,7 @@ def prepare(
     if (config.warm_start is None) != (initial is None):
         raise ValueError("initial must be given if and only if config.warm_start is set")
     if len(set(methods)) != len(methods):
-        raise JaxpflError(f"name each method once, got {', '.join(methods)}")
+        raise JaxpflError(f"list each method once, got {', '.join(methods)}")
     # Checks that need no data come first. A model that depends on the data is filled in later.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
@@ -202,7 +202,7 @@ def prepare(
     source, federation = load_federation(config) if given is None else given
     federation, unseen, scaling, columns = clients_of(config, source, federation)
     if scaling is not None and config.privacy.on:
-        cause = "standardize = True" if config.standardize else "a table's features are standardised"
+        cause = "standardize = True" if config.standardize else "a table's features are standardized"
         imputed = " and the values that replace missing ones" if columns is not None and columns.gaps else ""
         warn(f"{cause}: the means and deviations{imputed} {_NOT_PRIVATE}", strict=strict)
     federation = data.single(federation, strict)
@@ -331,7 +331,7 @@ def clients_of(
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
     if scaling is not None:  # `federate` or `scaled` in Python has filled and scaled the inputs
         if config.standardize:
-            raise JaxpflError(f"standardize = True: the inputs of {config.data} are already standardised: leave it out")
+            raise JaxpflError(f"standardize = True: the inputs of {config.data} are already standardized: leave it out")
         return federation, unseen, scaling, columns
     if columns is not None:
         columns = data.fills_of(federation, columns)

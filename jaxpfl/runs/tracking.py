@@ -190,7 +190,7 @@ class MLflow(_Service):
         except ImportError:
             raise missing_extra(self._flag, "mlflow-skinny or mlflow", "mlflow") from None
         if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
-            raise JaxpflError(f"--mlflow {uri}: a database needs the full package of MLflow: pip install mlflow")
+            raise JaxpflError(f"--mlflow {uri}: a database requires the full MLflow package: pip install mlflow")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxpfl"
         try:
             self._client = MlflowClient(uri)

@@ -244,7 +244,7 @@ def check_possible(number: int) -> None:
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
-            f"a graph of over {MOST_EXACT} clients, here {number}, needs the package pynndescent (pip install "
+            f"a graph of over {MOST_EXACT} clients, here {number}, requires the package pynndescent (pip install "
             "'.[graph]' "
             "in a clone, or 'jaxpfl[graph]'); or give a graph"
         )

@@ -517,7 +517,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)
     refuse_given(given, _PRIVATE, "is not available with --covariates, because regressions have no private messages")
     if options.values is not None:
-        raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
+        raise JaxpflError("covariates require a row for each sample: give --value COLUMN, not --values")
     value = own_clients.VALUE if options.value is None else options.value
     clients = own_clients.read(path, replace(options, value=",".join((value, *options.covariates))))
     target, *covariates = clients.columns

@@ -274,7 +274,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
         clients than kinds; if no client has two samples; or if every client's samples are identical in a column.
     """
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
-    refuse_given(given, ("epsilon", "delta"), "is not available with --csv, because its kinds are not private")
+    refuse_given(given, ("epsilon", "delta"), "is not available with --csv, as its estimates are not private")
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)

@@ -289,7 +289,7 @@ def read(
     if len(found) != 1:
         ways = " or ".join(",".join(pair) for pair in PAIRS.values())
         more = "" if found else "; for a file with a row for each sample, use jaxpfl estimate gaussian"
-        raise JaxpflError(f"{path} needs exactly one pair of columns, {ways}, but has {table.listed}{more}")
+        raise JaxpflError(f"{path} must have exactly one of the pairs of columns {ways}, but has {table.listed}{more}")
     kind = found[0]
     first, second = (table.find(name) for name in PAIRS[kind])
     wished = [table.find(name.strip(), "covariate") for name in covariates]

@@ -386,7 +386,7 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
     """
     sizes = np.array([len(own) for own in samples])
     if len(sizes) < 2:
-        raise JaxpflError(f"{path}: at least two clients are needed, got {len(sizes)}")
+        raise JaxpflError(f"{path}: at least two clients are required, got {len(sizes)}")
     if sizes.max() < 2:
         raise JaxpflError(f"{path}: every client has a single sample: the clients' variance cannot be estimated")
     return sizes
@@ -576,8 +576,8 @@ def population_lines(block: dict[str, Any], level: float) -> list[str]:
     ]
     if ends is not None and ends[1] == 0:
         lines.append(
-            f"warning: at {percent(level)} no sigma_theta fits, as clients' means are closer to each other than their "
-            "samples' spread allows: check the file"
+            f"warning: at {percent(level)} no sigma_theta fits, because clients' means are closer to each other than "
+            "their samples' spread allows: check the file"
         )
     if noise is not None and not noise["one_for_all"]:
         lines.append(

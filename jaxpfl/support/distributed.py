@@ -161,7 +161,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
     if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16):
         raise JaxpflError(f"the address must be HOST:PORT of process 0, or {AUTOMATIC}, got {shown(address)}")
     if number is None or own is None:
-        raise JaxpflError(f"the address {address} needs the number of processes and the number of this process")
+        raise JaxpflError(f"the address {address} requires the number of processes and the number of this process")
     if number < 1 or not 0 <= own < number:
         raise JaxpflError(f"process must be from 0 to processes - 1, got process {own} of {number}")
     return {"coordinator_address": address, "num_processes": number, "process_id": own}
@@ -191,7 +191,7 @@ def _checked_token(token: str | None, given: dict[str, Any]) -> str:
     addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
     if token is None and not all(map(_is_loopback, addresses)):
         raise JaxpflError(
-            f"the processes of {addresses[0] or AUTOMATIC} meet on a network: give all of them the same secret with "
+            f"processes at {addresses[0] or AUTOMATIC} communicate over a network: give all of them one secret with "
             f"--distributed-token FILE or the variable {TOKEN_VARIABLE}"
         )
     if token is not None and len(token.strip()) < _LEAST_TOKEN:

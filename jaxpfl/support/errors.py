@@ -133,7 +133,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
 def missing_extra(what: str, package: str, extra: str) -> JaxpflError:
     """Return the error for a missing package that an extra of this distribution installs."""
     return JaxpflError(
-        f"{what} needs the package {package}: pip install '.[{extra}]' in a clone, or pip install 'jaxpfl[{extra}]'"
+        f"{what} requires the package {package}: pip install '.[{extra}]' in a clone, or pip install 'jaxpfl[{extra}]'"
     )
 
 

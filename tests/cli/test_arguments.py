@@ -77,7 +77,7 @@ def test_flags_that_are_not_known(name):
 def test_values_that_are_missing_or_empty(name):
     for flag in taking(name, int, float, str, Path):
         if not flag.many:
-            assert f"{flag.name} needs a value" in refusal(name, flag.name)
+            assert f"{flag.name} requires a value" in refusal(name, flag.name)
         assert f"{flag.name} must be " in refusal(name, f"{flag.name}=")
         assert refusal(name, flag.name, " ").endswith("got ' '")
 
@@ -148,18 +148,18 @@ def test_help_fits(capsys, monkeypatch, name, columns):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "jaxpfl needs a command: compare, run, data"),
-        (["privacy"], "jaxpfl privacy needs a command: epsilon"),
-        (["--rounds", "3"], "jaxpfl needs a command before --rounds"),
+        ([], "jaxpfl requires a command: compare, run, data"),
+        (["privacy"], "jaxpfl privacy requires a command: epsilon"),
+        (["--rounds", "3"], "jaxpfl requires a command before --rounds"),
         (["run", "local", "fedavg"], "jaxpfl run takes only METHOD, but also got 'fedavg'"),
         (["run", "local", "--strict", "yes"], "--strict takes no value, got 'yes'"),
         (["run", "local", "--epsilon", "3"], "did you mean --privacy.epsilon?"),
         (["run", "local", "--learning-rate", "0.1"], "flag --learning-rate of jaxpfl run: did you mean --lr?"),
         (["sweep", "--num_clients", "9"], "flag --num-clients of jaxpfl sweep: did you mean --clients?"),
         (["run", "local", "--join_ratio", "0.1"], "did you mean --cohort (a number of clients)?"),
-        (["compare", "--methods", "local"], "methods need no flag, as in jaxpfl compare fedavg"),
+        (["compare", "--methods", "local"], "give methods without a flag, such as jaxpfl compare fedavg"),
         (["run", "local", "--zebra", "1"], "flag --zebra of jaxpfl run: jaxpfl run --help-all lists all flags"),
-        (["privacy", "epsilon"], "jaxpfl privacy epsilon needs --noise-multiplier, --rounds and --delta"),
+        (["privacy", "epsilon"], "jaxpfl privacy epsilon requires --noise-multiplier, --rounds and --delta"),
         (["comparre"], "unknown command of jaxpfl 'comparre': did you mean 'compare'?"),
         (["zzz", "--help"], "unknown command of jaxpfl 'zzz' (known: bench, check, compare"),
         (["privacy", "audits"], "unknown command of jaxpfl privacy 'audits': did you mean 'audit'?"),

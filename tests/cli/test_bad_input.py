@@ -80,7 +80,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "local", *SMALL, "--warm-start", "/"], "/"),
         (["export", "/"], "/"),
         (["data", "convert", "--clients", "6"], "data convert requires --output"),
-        (["data", "list", "--plot", "x.png"], "--plot is for jaxpfl data describe"),
+        (["data", "list", "--plot", "x.png"], "--plot applies to jaxpfl data describe"),
         (["privacy", "audit", "fedavg"], "fedavg is not private: set --privacy.epsilon or --privacy.noise-multiplier"),
         (["estimate", "histogram", "--data", "twitter"], "data must be synthetic, irc, csv:FILE or leaf:FOLDER"),
         ([*SPENT, "2", "--cohort", "5"], "--cohort requires --clients"),

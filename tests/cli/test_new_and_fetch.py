@@ -28,13 +28,13 @@ def test_a_new_project_is_run_and_a_folder_with_files_is_refused(capsys, tmp_pat
     found = jaxpfl(capsys, "run", "--config", "config.toml", *small, "--output", "run")
     assert (found.status, list(found.json["methods"])) == (0, ["mine"]), found.err
     refused = jaxpfl(capsys, "new", tmp_path / "a")
-    assert (refused.status, refused.err) == (2, f"error: {tmp_path / 'a'} is not an empty folder: name a new one\n")
+    assert (refused.status, refused.err) == (2, f"error: {tmp_path / 'a'} is not an empty folder: choose another\n")
 
 
 def test_a_new_project_is_whole_or_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = jaxpfl(capsys, "new", ".")  # its rename would take the folder away from the user's shell
-    assert (refused.status, refused.err) == (2, "error: . is the present folder: name a new one\n")
+    assert (refused.status, refused.err) == (2, "error: . is the current folder: choose another\n")
 
     def fill(path: Path, content: bytes) -> None:
         path.touch()

@@ -127,7 +127,7 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
         assert (told.status, told.err) == (0, "")  # nothing is run
     exported = jaxpfl(capsys, "export", "run")
     assert exported.err.splitlines() == [
-        "warning: running run/code, the code of whoever made these results",
+        "warning: running code of run/code, written by the author of these results",
         "the file runs",
     ]
     shutil.move("run", "moved")
@@ -141,7 +141,7 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
     assert jaxpfl(capsys, "export", "moved", "--output", "out").err.startswith("error: moved/code is damaged")
 
 
-@pytest.mark.filterwarnings("ignore:.*the code of whoever made these results")
+@pytest.mark.filterwarnings("ignore:.*written by the author of these results")
 def test_a_sweep_over_own_fields_and_its_worker_elsewhere(here: Path, capsys, monkeypatch):
     grid = ["--grid", "mixed.share=0.2,0.9", "--model", "models.py:net", "--quiet"]
     args = ["sweep", "mine.py:METHOD", *SMALL[2:8], "--rounds", "2", "--seeds", "1", *grid, "--output", "sweep"]
@@ -198,9 +198,9 @@ WRONG = {
     "mine.py:METHODS": "mine.py:METHODS: there is no 'METHODS' (suitable names in the file: METHOD, CLASH",
     "mine.py:number": "mine.py:number: number is not a Method (suitable names in the file: METHOD",
     "mine.py:CLASH": "mine.py:CLASH: 'fedavg' is the name of a registered method: give this one another name",
-    "mine.py:BAD_NAME": "mine.py:BAD_NAME: a Method's name consists of letters, digits, - and _, got 'a/b'",
+    "mine.py:BAD_NAME": "mine.py:BAD_NAME: a Method's name may contain only letters, digits, - and _, got 'a/b'",
     "mine.py:PLAIN": "mine.py:PLAIN: hyper must be a dataclass, with each field declared by jaxpfl.hyper",
-    "mine.py:METHOD mine.py:TWIN": "name each method once, got mixed, mixed",
+    "mine.py:METHOD mine.py:TWIN": "list each method once, got mixed, mixed",
     "syntax.py:METHOD": "syntax.py: SyntaxError: '(' was never closed (syntax.py, line 2)",
     "raises.py:METHOD": "raises.py line 3: ZeroDivisionError: division by zero",
     "exits.py:METHOD": "exits.py line 1: SystemExit: 3",

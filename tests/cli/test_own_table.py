@@ -55,10 +55,10 @@ def test_a_claim_about_rows_is_refused_where_rows_belong_to_persons(capsys, hous
     for data in (persons, ["--data", f"federation:{tmp_path / 'made'}"]):
         refused = jaxpfl(capsys, "run", "fedavg", *data, *flags, *SHORT, "--output", tmp_path / "run")
         assert refused.status == 2
-        assert refused.err.splitlines()[-1].startswith("error: privacy.unit = example protects single rows, not all")
+        assert refused.err.splitlines()[-1].startswith("error: privacy.unit = example protects individual rows, not")
         assert not (tmp_path / "run").exists()
     federation = package.open_federation(tmp_path / "made")
-    with pytest.raises(package.JaxpflError, match="protects single rows"):
+    with pytest.raises(package.JaxpflError, match="protects individual rows"):
         package.fit("fedavg", federation, task="regression", privacy=PrivacyConfig(**private), rounds=1)
 
 
@@ -199,4 +199,4 @@ def test_texts_are_described_and_refused(capsys, modules):
     assert "window applies to text:FOLDER, not to digits" in other.err
     model = jaxpfl(capsys, "run", "fedavg", *modules, "--model", "mlp")
     assert (model.status, model.err.count("\n")) == (2, 1)
-    assert "the model 'mlp' predicts one label, but next-token needs one per position" in model.err
+    assert "the model 'mlp' predicts one label; next-token requires one per token" in model.err

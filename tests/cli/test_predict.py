@@ -152,7 +152,7 @@ def test_new_clients_and_what_a_new_table_may_not_hold(capsys, labels, tmp_path)
     np.testing.assert_allclose(found.filter(like="probability"), by_hand, rtol=1e-5)
     good = visits().iloc[[0]]
     cases = {
-        "need a global model, and fedem has none": (rows, "fedem"),
+        "require a global model, but fedem has none": (rows, "fedem"),
         "'dose'": (good.drop(columns="dose"), "ditto"),
         "line 2: column 'ward' holds 'ER'": (good.assign(ward="ER"), "ditto"),
         "line 2: no value in column 'dose'": (good.assign(dose=""), "ditto"),
@@ -255,7 +255,7 @@ def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_cl
     assert "fedavg does not adapt new clients" in same.err
     assert "has no row with a label: leave out --adapt" in none.err
     moved = jaxpfl(capsys, "predict", folder / "models", *refused)
-    assert moved.err == f"error: --adapt requires the run of the models: {folder} must be its folder\n"
+    assert moved.err == f"error: --adapt requires the run that trained the models: {folder} is not a run folder\n"
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_what_no_claim_covers_is_listed_and_not_exported(capsys, tmp_path, unit)
     if unit == "user":
         shutil.copy(folder / "methods" / "fedavg.json", folder / "methods" / "local.json")
         refused = jaxpfl(capsys, "export", folder, "--private-only", "--output", tmp_path / "both")
-        assert "local, fedavg have claims, whose costs add up: choose one with --method" in refused.err
+        assert "local, fedavg have claims, whose epsilons add up: choose one with --method" in refused.err
 
 
 @pytest.mark.slow

@@ -15,5 +15,5 @@ def test_without_the_package_nothing_begins(name: str, tmp_path: Path, capsys, m
     given = [f"--{name}"] if name == "tensorboard" else [f"--{name}", "x"]
     result = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "run", *given)
     ways = f"pip install '.[{name}]' in a clone, or pip install 'jaxpfl[{name}]'"
-    assert (result.status, result.err) == (2, f"error: --{name} needs the package {LACKING[name]}: {ways}\n")
+    assert (result.status, result.err) == (2, f"error: --{name} requires the package {LACKING[name]}: {ways}\n")
     assert not (tmp_path / "run").exists()

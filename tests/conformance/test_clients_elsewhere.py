@@ -11,12 +11,12 @@ from jaxpfl.engine.state import server_context
 from jaxpfl.engine.streamed.rounds import needs_all
 
 REFUSED = {
-    "cfl": "its server sees individual uploads, and all clients take part in every round",
+    "cfl": "its server uses individual uploads, and all clients take part in every round",
     "fedbuff": "its rounds are asynchronous",
-    "pooled": "one client trains",
+    "pooled": "it trains a single client on all data",
 }
 SEES_CLIENTS = {"adamix", "fedamp", "fedpac", "network-lasso", "cfl"}
-"""Methods whose servers see each upload, or send each client its own message."""
+"""Methods whose servers see individual uploads, or send each client its own message."""
 
 
 @pytest.mark.parametrize(("name", "why"), [*REFUSED.items(), ("toy medians", "its clients are in groups")])

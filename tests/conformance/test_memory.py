@@ -92,7 +92,7 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
     simulation._programs.made.clear()
     leave(monkeypatch, states)
     with pytest.raises(
-        JaxpflError, match=r"^the first states need .* of memory, even for one client at a time, .* is free"
+        JaxpflError, match=r"^the initial states need .* of memory, even for one client at a time, .* is free"
     ):
         simulation.init([0, 1])
 
@@ -101,6 +101,6 @@ def test_data_that_do_not_fit_are_refused_before_they_are_placed(federation, mon
     federation = jax.tree.map(np.asarray, federation)
     leave(monkeypatch, 1000)
     with pytest.raises(
-        JaxpflError, match=r"^the data need .* of memory, but only 1e\+03 B is free: take fewer .* client 0 12 of them"
+        JaxpflError, match=r"^the data need .* of memory, but only 1e\+03 B is free: use fewer .* client 0 12 of them"
     ):
         simulate(METHODS["fedavg"], federation)

@@ -110,7 +110,7 @@ WRONG = {
     ),
     "messages for fewer clients": (
         {"sent": lambda message: message._replace(per_client={"own": jnp.zeros((6, 2))})},
-        "server.broadcast: Message.per_client['own'] is float32[6, 2], but needs a leading axis of 7 clients",
+        "server.broadcast: Message.per_client['own'] is float32[6, 2], but must have a leading axis of 7 clients",
     ),
     "a metric for each class": (
         {"metrics": {"loss": jnp.zeros(2)}},
@@ -120,7 +120,7 @@ WRONG = {
     "a weight that is a number": ({"weight": 1.0}, "client.update: Upload.weight must be an array, got 1.0"),
     "weights of another length": (
         {"weight": jnp.ones(7)},
-        "Upload.weight has shape [7], which must be the leading axes of Upload.total, here [3]",
+        "Upload.weight has shape [7], which must be a prefix of the shape of Upload.total, [3]",
     ),
     "weights for other parts": (
         {"weight": {"body": jnp.ones(())}},

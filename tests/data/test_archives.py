@@ -91,17 +91,17 @@ def test_classes_are_numbered_and_keep_their_names(tmp_path: Path, labels: np.nd
 def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple) -> None:
     save(tmp_path / "a.npz", x_train=X, y_train=(np.float32(Y) + 4).reshape(shape))
     name = f"npz:{tmp_path / 'a.npz'}"
-    with pytest.raises(JaxpflError, match=r"y_train holds whole numbers as float32: name the task \(--task regression"):
+    with pytest.raises(JaxpflError, match=r"y_train holds whole numbers as float32: set the task \(--task regression"):
         load(name)
     found = load(name, task="regression")
     assert (found.task, found.y_train.dtype, found.y_train.max()) == ("regression", np.float32, 6)
     found = load(name, task="classification")
     assert (found.task, found.num_classes, found.class_names.tolist()) == ("classification", 3, [4, 5, 6])
-    with pytest.raises(JaxpflError, match="the task binary needs two classes, but the labels have 3"):
+    with pytest.raises(JaxpflError, match="the task binary requires two classes, but the labels have 3"):
         load(name, task="binary")
     save(tmp_path / "a.npz", x_train=X, y_train=Y + 0.5)
     with pytest.raises(
-        JaxpflError, match="task classification needs whole numbers as labels, but y_train holds other numbers"
+        JaxpflError, match="task classification requires whole numbers as labels, but y_train has others"
     ):
         load(name, task="classification")
     save(tmp_path / "a.npz", x_train=X, y_train=Y - 9)
@@ -119,7 +119,7 @@ def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"y_train: labels must be integers >= -1 \(and below 2\*\*31\), got -2"):
         load("npz:a.npz", str(tmp_path), task="next-token")
     save(tmp_path / "a.npz", x_train=x, y_train=y + 7)  # as many counts of the next week, say
-    with pytest.raises(JaxpflError, match=r"at each position of x_train: name the task \(--task next-token"):
+    with pytest.raises(JaxpflError, match=r"at each position of x_train: set the task \(--task next-token"):
         load("npz:a.npz", str(tmp_path))
     found = load("npz:a.npz", str(tmp_path), task="regression")
     assert (found.inputs, found.x_train.dtype, found.y_train.max()) == ("features", np.float32, 19)

@@ -194,7 +194,7 @@ def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"reddit_vocab.pck: its tokens must be integers from 0 to 9999"):
         load("reddit", str(tmp_path))
     vocabulary.write_bytes(pickle.dumps([1]))
-    with pytest.raises(JaxpflError, match="needs a dictionary 'vocab' and a positive integer 'size'"):
+    with pytest.raises(JaxpflError, match="must have a dictionary 'vocab' and a positive integer 'size'"):
         load("reddit", str(tmp_path))
     vocabulary.unlink()
     # Tokens that are integers already, one dictionary for all labels, comments of one sequence each.

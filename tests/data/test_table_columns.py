@@ -133,7 +133,7 @@ def test_dates_become_days(tmp_path: Path, dates: list[str], days: list[float]) 
 @pytest.mark.parametrize(
     ("dates", "words"),
     [
-        (["3/1/2025", "4/1/2025"], "line 2: column 'day' holds '3/1/2025', and no row tells the day from the month"),
+        (["3/1/2025", "4/1/2025"], "line 2: column 'day' holds '3/1/2025', and no row shows which number is the day"),
         (
             ["13/1/2025", "1/13/2025"],
             "line 3: column 'day' holds '1/13/2025', not a date: write it like the other rows",
@@ -169,9 +169,9 @@ def test_rows_from_a_day_on_are_the_test_rows(tmp_path: Path) -> None:
         ({"split_date": "2025-01-01"}, "no row is before split_date = 2025-01-01"),
         ({"split_date": "2025-01-06"}, "no row is on or after split_date"),
         ({"split_date": "1/2/2025"}, "split_date must be a date such as 2025-01-31, got '1/2/2025'"),
-        ({"split_date": "2025-01-02", "date": ()}, "split_date = 2025-01-02 needs date"),
+        ({"split_date": "2025-01-02", "date": ()}, "split_date = 2025-01-02 requires date"),
         ({"split_date": "2025-01-02", "person": "age"}, "excludes person"),
-        ({"date": ("city",)}, "date must not name the column of the clients, got city"),
+        ({"date": ("city",)}, "date must not name the client column, got city"),
         ({"person": "price"}, "person must differ from target and client"),
         ({"date": ("night",)}, "column of .* 'night'"),
     ],

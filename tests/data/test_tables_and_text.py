@@ -55,7 +55,7 @@ def test_other_separators(tmp_path: Path, mark: str) -> None:
     ],
 )
 def test_the_task_follows_the_labels_and_is_said(tmp_path: Path, target, task, classes, words) -> None:
-    with pytest.warns(JaxpflWarning, match=rf"task = {task}, as column '{target}' {words}: name the task"):
+    with pytest.warns(JaxpflWarning, match=rf"task = {task}, as column '{target}' {words}: set the task"):
         source = table(tmp_path, HEAD + ROWS, TableOptions(target, "city"), None)
     assert (source.task, source.num_classes) == (task, classes)
     with warnings.catch_warnings():
@@ -172,7 +172,7 @@ def test_a_compressed_file_is_not_inflated_to_many_times_its_length(
 ) -> None:
     monkeypatch.setattr(libsvm, "_SHORT", 0)
     (tmp_path / "many.bz2").write_bytes(bz2.compress(b"\n" * 10**6))
-    with pytest.raises(JaxpflError, match=r"many\.bz2: not LIBSVM text: it unpacks to over 100 times its size"):
+    with pytest.raises(JaxpflError, match=r"many\.bz2 is not LIBSVM text: it unpacks to over 100 times its size"):
         load("libsvm:many.bz2", str(tmp_path))
 
 
@@ -198,7 +198,7 @@ def test_several_labels_of_a_line_become_columns(tmp_path: Path) -> None:
     assert (source.task, source.y_train.dtype, source.num_classes) == ("multilabel", np.int32, 3)
     np.testing.assert_array_equal(source.y_train, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]])  # 2, 5 and 9
     np.testing.assert_array_equal(source.y_test, [[0, 1, 1]])
-    with pytest.raises(JaxpflError, match=r"not LIBSVM text: .*for several labels on a line set task = multilabel"):
+    with pytest.raises(JaxpflError, match=r"not LIBSVM text: .*if lines have several labels, set task = multilabel"):
         load("libsvm:own", str(tmp_path))
     path.with_name("own.t").write_text("9,4 1:1\n")
     with pytest.raises(JaxpflError, match=r"own.t: label 4 is not among the training labels"):
@@ -211,7 +211,7 @@ def test_two_classes_are_labels_0_and_1_of_a_task_with_one_logit(tmp_path: Path)
         source = load("libsvm:own", str(tmp_path), task=task)
         assert (source.task, source.num_classes, source.y_train.tolist()) == (task, 1, [1, 0, 0])
     (tmp_path / "own").write_text(TRAIN + "3 1:1\n")
-    with pytest.raises(JaxpflError, match="the task ranking needs two classes, but the labels have 3"):
+    with pytest.raises(JaxpflError, match="the task ranking requires two classes, but the labels have 3"):
         load("libsvm:own", str(tmp_path), task="ranking")
 
 

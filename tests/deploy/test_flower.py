@@ -84,13 +84,13 @@ def test_nodes_leave_return_with_their_state_and_come_late(tmp_path, capsys):
     assert back.instance == state[0].instance
     assert int(back._own()[1].participations) == 2
     assert "client 1 is left out: no answer" in (out := capsys.readouterr().out)
-    assert "a node is left out: two nodes are client 0" in out
+    assert "a node is left out: two nodes claim to be client 0" in out
 
 
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["0", "1", "1"], "two nodes are client 1: give each SuperNode its own partition-id"),
+        (["0", "1", "1"], "two nodes claim to be client 1: give each SuperNode its own partition-id"),
         (["0", "1"], "2 of 3 clients joined within 0 s: start the other SuperNodes, or lower min-clients"),
     ],
 )

@@ -85,7 +85,7 @@ REFUSED = {
     "fedamp": "its server",
     "cfl": "its server",
     "fedpac": "its server",
-    "adamix": "its server needs individual uploads",
+    "adamix": "its server uses individual uploads",
 }
 
 
@@ -108,7 +108,7 @@ def test_methods_of_each_kind_give_the_simulation(method):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"aggregate": "median"}, "its server needs individual uploads"),
+        ({"aggregate": "median"}, "its server uses individual uploads"),
         ({"dropout": 0.2}, "leave out dropout = 0.2"),
         (
             {"method": "adaped", "options": {"idle_rounds": 1}, "cohort": 2},

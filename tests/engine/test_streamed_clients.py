@@ -179,7 +179,7 @@ def test_without_donation_the_old_state_stays() -> None:
 @pytest.mark.parametrize(
     ("method", "more", "why"),
     [
-        ("network-lasso", {}, "its server sees individual uploads, and all clients take part in every round"),
+        ("network-lasso", {}, "its server uses individual uploads, and all clients take part in every round"),
         ("adaped", {"options": {"idle_rounds": 2}}, "its clients train outside the cohort too"),
         ("local", {"plan": ExecutionPlan(clients_in="disk", devices=1, donate=False)}, "plan.donate is false"),
     ],

@@ -153,7 +153,7 @@ def test_a_client_that_alone_determines_a_coefficient():
         (lambda x, s, z: (x, s, np.where(z > 2018, np.nan, z)), "z must be finite, got nan for client .* in column 1"),
         (lambda x, s, z: (x, s, np.c_[z, z[:, 0] - z[:, 1]]), "z's column 2 is a linear combination of the columns be"),
         (lambda x, s, z: (x, s, np.full(25, 3.0)), "z's column 0 is a linear combination of .* and the intercept"),
-        (lambda x, s, z: (x[:5], s[:5], z[:5]), "3 coefficients need at least 6 clients, got 5"),
+        (lambda x, s, z: (x[:5], s[:5], z[:5]), "3 coefficients require at least 6 clients, got 5"),
         (lambda x, s, z: (x, s, [["a"]] * 25), r"z must be numbers, with a row for each of the clients, got \[\["),
     ],
 )

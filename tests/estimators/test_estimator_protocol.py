@@ -188,7 +188,7 @@ def test_settings_are_one_more_axis():
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([], "needs at least one client, got none"),
+        ([], "at least one client is required, got none"),
         ([np.ones(3), np.zeros(0)], "client 1 has no samples"),
         ([np.ones((3, 2)), np.ones((2, 1))], "client 1 has samples of shape"),
         ([np.ones(3), np.array([1.0, np.nan])], "client 1 has a sample that is NaN or infinite"),

@@ -127,7 +127,7 @@ def test_intervals_and_mean_squared_errors_of_simulated_groups():
             r"group must have one entry for each of the 30 clients, got shape \(4,\)",
         ),
         (lambda x, s, g: ((x, s, np.arange(30)), {}), "every group has a single client, so the variances within and"),
-        (lambda x, s, g: ((x, s, g % 2), {}), "at least 3 groups are needed to estimate"),
+        (lambda x, s, g: ((x, s, g % 2), {}), "at least 3 groups are required to estimate"),
         (lambda x, s, g: ((x, s, np.where(g == 2, np.nan, g)), {}), "group must be a number or a name, got nan for cl"),
         (lambda x, s, g: ((x, s, np.array([None, *"ab" * 14, "c"])), {}), "number or a name for each client, got None"),
         (lambda x, s, g: ((x, s, g), {"groups": 5}), "group must be from 0 to 4, got 5 for client 5"),

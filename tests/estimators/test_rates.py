@@ -96,7 +96,7 @@ def test_vmap_over_problems():
         (ebbinomial, [1, 2], [1, 1], "successes must be at most trials, got 2 of 1 for client 1"),
         (ebbinomial, [1, 0], [1, 0], "trials must be whole numbers of at least 1, got 0.0 for client 1"),
         (ebbinomial, [0, 0], 5, "all successes are zero: no prior can be fitted"),
-        (ebbinomial, [1], [2], "at least 2 clients are needed to estimate a prior, got 1"),
+        (ebbinomial, [1], [2], "at least 2 clients are required to estimate a prior, got 1"),
         (ebbinomial, [1, 1], [2, 2, 2], r"got shapes \(2,\) and \(3,\)"),
         (ebbinomial, ["a", "b"], 2, "successes must be numbers, one for each client"),
         (ebpoisson, [1, -1], 1.0, "count must be whole numbers of at least 0, got -1.0 for client 1"),
@@ -198,7 +198,7 @@ def test_no_spread_about_the_regression():
 
 
 def test_covariates_that_leave_no_fit_are_refused():
-    with pytest.raises(JaxpflError, match="7 coefficients need at least 9 clients, got 8"):
+    with pytest.raises(JaxpflError, match="7 coefficients require at least 9 clients, got 8"):
         ebpoisson_regression([0, 1, 2, 3, 1, 2, 4, 2], 2.0, np.random.default_rng(0).normal(size=(8, 6)))
 
 

@@ -94,7 +94,7 @@ def test_a_table_that_python_federated_predicts_its_raw_rows(tmp_path, capsys, s
         config = str(tmp_path / "run" / "config.json")
         with pytest.raises(SystemExit):
             main(["run", "--config", config, "--standardize", "--output", str(tmp_path / "again")])
-        assert "already standardised" in capsys.readouterr().err
+        assert "already standardized" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -58,9 +58,9 @@ def test_no_test_examples_is_a_warning():
 
 def test_a_graph_without_an_edge_is_refused_by_both(tmp_path):
     (tmp_path / "empty.csv").write_text("client,neighbour\n")
-    with pytest.raises(JaxpflError, match=r"graph = .*empty.csv has no edges: network-lasso needs neighbors"):
+    with pytest.raises(JaxpflError, match=r"graph = .*empty.csv has no edges: network-lasso requires neighbors"):
         command("network-lasso", graph=str(tmp_path / "empty.csv"))
-    with pytest.raises(JaxpflError, match="graph = given has no edges: network-lasso needs neighbors"):
+    with pytest.raises(JaxpflError, match="graph = given has no edges: network-lasso requires neighbors"):
         python("network-lasso", graph=graphs.from_edges([], 4))
 
 

@@ -122,8 +122,8 @@ def test_methods_trace_them_and_exchange_no_frozen_parameter(method):
 @pytest.mark.parametrize(
     ("method", "personal", "reason"),
     [
-        ("fedbn", True, "fedbn .* normalis"),
-        *((name, False, "needs a model that names its head") for name in ("fedper", "fedala", "lg-fedavg")),
+        ("fedbn", True, "fedbn .* normaliz"),
+        *((name, False, "requires a model that names its head") for name in ("fedper", "fedala", "lg-fedavg")),
     ],
 )
 def test_methods_with_a_personal_part_refuse_adapters_without_one(method, personal, reason):

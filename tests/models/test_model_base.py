@@ -178,17 +178,17 @@ def of_pair(apply):
 
 
 REFUSED = {
-    "none": (from_linen(Jitted()), "it needs a model that names its head (Model.head), but this one names none"),
+    "none": (from_linen(Jitted()), "it requires a model that names its head (Model.head), but this one names none"),
     "whole": (
         build_model("linear", CLASSES, INPUTS),
-        "it needs a model with a body, but this one's head is the whole model",
+        "it requires a model with a body, but this one's head is the whole model",
     ),
-    "two": (from_linen(Twice(), is_head), "whose head reads one array of its body, but this one's reads 2 arrays"),
+    "two": (from_linen(Twice(), is_head), "a head that reads one array of the body, but this model's reads 2 arrays"),
     "no rows": (
         of_pair(pooled),
-        "it needs a model whose head reads one row per example, but this head reads an array of shape (4,)",
+        "it requires a head that reads one row per example, but this model's reads the shape (4,)",
     ),
-    "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "this one's reads nothing of it"),
+    "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "this model's reads nothing of it"),
 }
 
 
@@ -201,5 +201,5 @@ def test_a_model_that_cannot_be_cut_is_refused(name):
 
 def test_a_head_that_reads_the_inputs_is_refused():
     model = of_pair(lambda params, x: x @ (params["body"] @ params["head"]))
-    with pytest.raises(JaxpflError, match="this one's reads the inputs"):
+    with pytest.raises(JaxpflError, match="this model's reads the inputs"):
         halves("it", task_of(model))

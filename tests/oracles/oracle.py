@@ -348,7 +348,7 @@ def assert_scores(
     before: Sequence[Scored] | None = None,
     rtol: float = 1e-9,
 ) -> dict[str, Any]:
-    """The engine scores these personalised models (``before`` adaptation: the same) and this global one, or none."""
+    """The engine scores these personalized models (``before`` adaptation: the same) and this global one, or none."""
     measured = on_host(got.simulation.evaluate(got.state))
     assert not measured["after"].pop("diverged").any()
     expected = {"before": scores(after if before is None else before), "after": scores(after)}
@@ -362,7 +362,7 @@ def assert_scores(
 
 
 def own_and_global(last: Round) -> dict[str, Any]:
-    """Scored models of a method whose clients keep their personalised models and whose server has a global one."""
+    """Scored models of a method whose clients keep their personalized models and whose server has a global one."""
     return {"after": last.clients, "mu": last.server}
 
 

@@ -174,7 +174,7 @@ def test_global_and_personal_models_are_those_of_the_inner_state():
 
 def test_what_an_optimizer_cannot_serve_is_refused():
     algorithm = made("fedavg", "fedadam").algorithm
-    with pytest.raises(JaxpflError, match="needs summed uploads"):
+    with pytest.raises(JaxpflError, match="requires summed uploads"):
         with_server_optimizer(algorithm._replace(reduction=Reduction.STACK), "sgd")
 
     with pytest.raises(JaxpflError, match="a second would apply server_lr twice"):
@@ -191,5 +191,5 @@ def test_what_an_optimizer_cannot_serve_is_refused():
         Reduced(total | {"more": jnp.ones(2)}, jnp.ones(()), jnp.int32(1)),
         Reduced(total, dict.fromkeys(total, jnp.ones(())), jnp.int32(1)),
     ):
-        with pytest.raises(JaxpflError, match="uploads with a single weight and the structure"):
+        with pytest.raises(JaxpflError, match="uploads with a single weight and the tree structure"):
             server.update(key, plain.hp, ctx, state, reduced)

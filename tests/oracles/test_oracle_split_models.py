@@ -273,7 +273,7 @@ def test_rounds(name, kind):
 
 
 def assert_models(run, want):
-    """The personalised models' parameters."""
+    """The personalized models' parameters."""
     models = oracle.on_host(run.simulation.personal_models(run.state))
     for i, model in enumerate(want):
         assert_same(client_row(models, i), model)

@@ -171,5 +171,5 @@ def test_distillation_refuses():
         distillation.prior(distance="kdd")
     with pytest.raises(JaxpflError, match="requires the distance kd, got square"):
         distillation.prior(distance="square", exact=True)
-    with pytest.raises(JaxpflError, match="needs examples"):
+    with pytest.raises(JaxpflError, match="requires examples"):
         distillation.prior().penalty(distillation.Shared(0.0, 1.0), 0.0)

@@ -155,7 +155,7 @@ def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
     mechanism = Mechanism(1.0, noise_seed="secret" if secret else "run")
     one = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism)
     other = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism, lr=0.02)
-    with pytest.raises(JaxpflError, match="the state's noise belongs to another simulation"):
+    with pytest.raises(JaxpflError, match="the state belongs to another private simulation"):
         other.simulation.advance(one.state, 1)
     assert other.statement(DELTA).rounds == 2
     state, _ = one.simulation.advance(one.state, 1)
@@ -322,7 +322,7 @@ def test_the_delta_of_a_config_is_that_of_its_statement(federation):
     assert result.statement().epsilon == pytest.approx(8.0, rel=0.01)
     assert result.statement().epsilon <= 8.0
     assert result.statement(1e-2).epsilon < result.statement().epsilon
-    with pytest.raises(JaxpflError, match="the claim needs a delta"):
+    with pytest.raises(JaxpflError, match="the claim requires a delta"):
         jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(2.0)).statement()
 
 

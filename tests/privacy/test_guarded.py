@@ -376,7 +376,7 @@ def test_claims_count_the_work_after_the_rounds(federation):
 
 
 def test_every_gradient_has_noise_of_its_own(federation, monkeypatch):
-    """In descents, mini-batches, gradients of one, and in the personalised models of other rounds."""
+    """In descents, mini-batches, gradients of one, and in the personalized models of other rounds."""
 
     def gradients(splits, w, times):
         for _ in range(times):

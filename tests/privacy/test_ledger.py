@@ -25,7 +25,7 @@ EXAMPLES = PrivacyConfig(unit="example", noise_multiplier=Z, clipping_norm=C, de
 REFUSED = {
     "pooled": "pooled data",
     "fedbuff": "asynchronous rounds",
-    **dict.fromkeys(("ifca", "fedproto"), "uploads of one weight"),
+    **dict.fromkeys(("ifca", "fedproto"), "uploads with one weight"),
     **dict.fromkeys(("fedamp", "cfl", "fedpac", "network-lasso"), "summed uploads"),
 }
 """Methods that take no part in rounds whose sum is noised, and a part of why."""
@@ -107,7 +107,7 @@ def test_batches_of_silos(federation):
     """As many as each silo's claim counts: those of the rounds, and those of the model that it is scored with."""
     found, result = draws(federation, "fedavg-ft", EXAMPLES)
     silos = result.statement().silos
-    once = list(set(found))  # every scoring makes the same personalised model again, with the same noise
+    once = list(set(found))  # every scoring makes the same personalized model again, with the same noise
     assert totals(once) == {"a batch": SEEDS * sum(silo["batches"] * silo["clients"] for silo in silos)}
     np.testing.assert_allclose([draw.stddev for draw in found], Z * C, rtol=1e-6)
 

@@ -188,9 +188,9 @@ def test_impossible_targets():
             calibrate(plan, epsilon, 1e-5)
     with pytest.raises(JaxpflError, match=r"epsilon must be at most 200, got 1e\+09: a larger one"):
         calibrate(plan, 1e9, 1e-5)
-    with pytest.raises(JaxpflError, match=r"epsilon 100 at delta 0\.5 needs a noise multiplier below 0\.01"):
+    with pytest.raises(JaxpflError, match=r"epsilon 100 at delta 0\.5 requires a noise multiplier below 0\.01"):
         calibrate(PrivacyPlan(CentralNoise(1.0), Poisson(0.1), 1), 100.0, 0.5)
-    with pytest.raises(JaxpflError, match=r"epsilon 1e-09 at delta 1e-11 needs a noise multiplier above 1e\+07"):
+    with pytest.raises(JaxpflError, match=r"epsilon 1e-09 at delta 1e-11 requires a noise multiplier above 1e\+07"):
         calibrate(plan, 1e-9, 1e-11)
     with pytest.raises(JaxpflError, match="count_stddev must be above"):
         calibrate(PrivacyPlan(CentralNoise(1.0, count_stddev=0.1), Full(), 10), 1.0, 1e-5)
@@ -232,7 +232,7 @@ def test_impossible_targets():
         (lambda: PerStepNoise((1.0,), (-1.0,), 1, 1), "sigma1 must be >= 0"),
         (lambda: Poisson(0.0), "sampling_rate must be > 0 and <= 1, got 0.0"),
         (lambda: Poisson(math.nan), "sampling_rate must be > 0 and <= 1, got nan"),
-        (lambda: Poisson(0.5, None, 3), "a cap needs the number of clients"),
+        (lambda: Poisson(0.5, None, 3), "a cap requires the number of clients"),
         (lambda: FixedSize(5, 6), "cohort must be at most 5, got 6"),
     ],
 )

@@ -175,7 +175,7 @@ def test_estimates_about_covariates(capsys, tmp_path):
         (["--covariates", "se"], "own.csv: column 'se' is used twice"),
         (["--covariates", "gap"], "own.csv line 3: gap must be a finite number, got ''"),
         (["--covariates", "income", "half"], "covariate 'half' is a linear combination of the intercept and the cov"),
-        (["--covariates", "income"], "own.csv: 2 coefficients need at least 5 clients, got 4"),
+        (["--covariates", "income"], "own.csv: 2 coefficients require at least 5 clients, got 4"),
         (["--covariates", "income", "--prior", "npmle"], "prior is not available with --covariates"),
     ],
 )
@@ -192,7 +192,7 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
         ("id,estimate,se\na,1,1\nb,2\n", "line 3: se must be a finite number, got ''"),
         (
             "id,estimate,sd\na,1,1\n",
-            "one pair of columns, estimate,se or successes,trials or count,exposure, but has id, estimate, sd; for",
+            "or count,exposure, but has id, estimate, sd; for",
         ),
         ("id,count,exposure\na,1.5,4\nb,2,4\n", "line 2: count must be a whole number of at least 0, got '1.5'"),
         ("id,successes,trials\na,1,2.5\nb,2,4\n", "line 2: trials must be a whole number, got '2.5'"),
@@ -224,7 +224,7 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     one = made(tmp_path, "id,estimate,se\na,1,1\n", "one.csv")
     ones = made(tmp_path, "id,successes,trials\na,2,2\nb,1,2\n", "ones.csv")
     for said, *arguments in (
-        ("one.csv: at least 2 clients are needed to estimate a prior", "--csv", one),
+        ("one.csv: at least 2 clients are required to estimate a prior", "--csv", one),
         ("prior applies to files with estimate,se, but ones.csv has", "--csv", ones, "--prior", "point-normal"),
         ("components applies to files with estimate,se, but ones.csv has", "--csv", ones, "--components", "2"),
         ("truth applies to simulated clients, not to --csv", "--csv", one, "--truth", "normal"),
@@ -318,7 +318,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
     [
         (["--groups", "shcool"], "own.csv 'shcool': did you mean 'school'? (known: estimate, gap"),
         (["--groups", "gap"], "own.csv line 3: no name in column 'gap', got ''"),
-        (["--groups", "school"], "own.csv: at least 3 groups are needed"),
+        (["--groups", "school"], "own.csv: at least 3 groups are required"),
         (["--groups", "school", "--covariates", "minus"], "groups is not available with --covariates"),
         (["--groups", "school", "--prior", "npmle"], "prior is not available with --groups"),
         (["--groups", "school", "--weights", "zero"], "weights is not available with --groups"),

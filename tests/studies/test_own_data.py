@@ -256,7 +256,7 @@ def test_clients_about_covariates(capsys, tmp_path):
         (["--covariates", "corn"], "unknown column of"),
         (["--covariates", "corn", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
         (["--covariates", "yield", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
-        (["--covariates", "corn", "--values", "yield"], "covariates need a row for each sample: give --value COLUMN"),
+        (["--covariates", "corn", "--values", "yield"], "covariates require a row for each sample: give --value"),
         (["--covariates", "corn", "soy", "--epsilon", "1"], "epsilon is not available with --covariates"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_range_has_ends_and_no_values():
     ("text", "message"),
     [
         ("lr", "NAME=VALUE"),
-        ("lr=.1,,1", "must be numbers, names or switches"),
+        ("lr=.1,,1", "must be numbers, strings or booleans"),
         ("lr=log:0:1:3", "LOW > 0"),
         ("lr=log:1:.1:3", "LOW < HIGH"),
         ("lr=log:.1:1:1", "N between 2"),

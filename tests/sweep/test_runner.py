@@ -124,7 +124,7 @@ def test_tasks_are_cancelled_when_the_sweep_is_stopped(stored: tuple[Sweep, list
 def test_without_ray_the_command_to_install_it_is_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(JaxpflError, match=r"--ray needs the package ray: pip install '\.\[ray\]' in a clone"),
+        pytest.raises(JaxpflError, match=r"--ray requires the package ray: pip install '\.\[ray\]' in a clone"),
         runner.ray_cluster("local"),
     ):
         pass

@@ -208,7 +208,7 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
     distillation.check_task(method, task)
     if gate and not (task.has_classes and task.num_classes >= 2):
         found = task.num_classes if task.has_classes else f"the task {task.kind!r}"
-        raise JaxpflError(f"{method}.gate compares with a uniform guess: it needs at least 2 classes, got {found}")
+        raise JaxpflError(f"{method}.gate compares with a uniform guess: it requires at least 2 classes, got {found}")
 
 
 def shared_server(task: Task) -> Server:

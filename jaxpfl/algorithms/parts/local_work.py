@@ -114,7 +114,7 @@ class LocalWork:
           JaxpflError: if ``augment`` mixes examples; the error names the method.
         """
         if self.augment is not None and self.augment.mixes:
-            raise JaxpflError(f"{method} does not support augment = mixup: it needs one label for each example")
+            raise JaxpflError(f"{method} does not support augment = mixup: it requires one label for each example")
 
     @property
     def num_clients(self) -> int:

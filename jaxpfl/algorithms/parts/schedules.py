@@ -161,8 +161,8 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
         raise JaxpflError(f"lr_schedule must return factors >= 0 and <= 1, got {factors[first]:g} in round {first}")
     if (largest := factors.max()) < 1 - _ROUNDING:
         raise JaxpflError(
-            f"lr_schedule must reach 1 within {rounds} rounds, got a largest factor of {largest:g}: it multiplies "
-            "every rate, so use a schedule with a peak of 1 and set the method's lr"
+            f"lr_schedule must have a maximum of 1 within {rounds} rounds, got {largest:g}: its values multiply the "
+            "method's learning rates, so scale it to a maximum of 1, and set lr"
         )
     return Schedule(_TABLE, float(rounds), table=tuple(factors.tolist()))
 

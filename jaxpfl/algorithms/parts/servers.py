@@ -201,7 +201,7 @@ def with_server_optimizer(
         averaged part of the message.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a server optimizer needs summed uploads, but this server receives each upload")
+        raise JaxpflError("a server optimizer requires summed uploads, but this server uses individual uploads")
     if algorithm.has_server_optimizer:
         raise JaxpflError(
             "this algorithm already has a server optimizer, and a second would apply server_lr twice: set "
@@ -227,7 +227,7 @@ def with_server_optimizer(
         params, mean = averaged(inner.broadcast(key, hp, ctx, state).shared), reduced.mean()
         if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
             raise JaxpflError(
-                "a server optimizer needs uploads with a single weight and the structure of the broadcast"
+                "a server optimizer requires uploads with a single weight and the tree structure of the broadcast"
             )
         updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
         updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)

@@ -51,7 +51,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
     if not by_key:
         raise JaxpflError(
-            f"{method} needs models with different initial parameters, but this model's initialization ignores its key"
+            f"{method} requires models with different initial parameters, but this model's init ignores its key"
         )
 
 

@@ -123,16 +123,16 @@ def head_and_body(method: str, task: Task) -> Split:
     """
     is_head = task.model.head
     if is_head is None:
-        raise JaxpflError(f"{method} needs a model that names its head: set Model.head")
+        raise JaxpflError(f"{method} requires a model that names its head: set Model.head")
 
     def split(params: PyTree) -> tuple[PyTree, PyTree]:
         return trees.split_by_path(params, is_head)
 
     head, body = map(jax.tree.leaves, split(jax.eval_shape(task.init, jax.random.key(0))))
     if not head:
-        raise JaxpflError(f"{method} needs a model with a head: Model.head matches none of its parameters")
+        raise JaxpflError(f"{method} requires a model with a head: Model.head matches none of its parameters")
     if not body:
-        raise JaxpflError(f"{method} needs a model with a body to share: Model.head matches every parameter")
+        raise JaxpflError(f"{method} requires a model with a body to share: Model.head matches every parameter")
     return split
 
 

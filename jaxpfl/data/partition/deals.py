@@ -100,7 +100,7 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
       JaxpflError: if there are more shards than examples.
     """
     if m * s > len(labels):
-        raise JaxpflError(f"{m} clients with {s} shards each need {m * s} examples, but there are {len(labels)}")
+        raise JaxpflError(f"{m} clients with {s} shards each require {m * s} examples, but there are {len(labels)}")
     shuffled = rng.permutation(len(labels))
     by_label = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], m * s)
     hands = rng.permutation(m * s).reshape(m, s)

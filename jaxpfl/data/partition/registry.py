@@ -59,19 +59,19 @@ class PartitionOptions:
     classes_per_client: int | None = setting(None, range=COUNT)
     """Number of classes that each client holds, for the partition classes."""
     shards_per_client: int | None = setting(None, range=COUNT)
-    """Number of shards (pieces of the examples, sorted by class) that each client holds, for the partition shards; 2
-    unless given."""
+    """Number of shards (pieces of the examples, sorted by class) that each client holds, for the partition shards
+    (default: 2)."""
     alpha: float | None = setting(None, range=POSITIVE)
     """Dirichlet concentration, for the partitions dirichlet and dirichlet-class; clients with a small value have few
     classes, and clients with a large value are nearly iid."""
     min_examples: int | None = setting(None)
-    """Minimum number of examples per client, for the partition dirichlet-class, and for classes with a sigma; 10
-    unless given."""
+    """Minimum number of examples per client, for the partition dirichlet-class, and for classes with a sigma
+    (default: 10)."""
     sigma: float | None = setting(None, range=Range(0, math.inf, False, True))
     """Standard deviation of the logarithm of the clients' sizes, for the partition lognormal, and for classes with
     unequal sizes."""
     users_per_client: int | None = setting(None, range=COUNT)
-    """Number of users (writers, speakers) that make up each client, for the partition natural; 1 unless given."""
+    """Number of users (writers, speakers) that make up each client, for the partition natural (default: 1)."""
     superclasses_per_client: int | None = setting(None, range=COUNT)
     """Number of superclasses that each client holds, for the partition superclasses."""
     clusters: int | None = setting(None, range=COUNT)
@@ -205,7 +205,7 @@ def _lognormal(source: Source, m: int, options: PartitionOptions, rng: np.random
 def _natural(source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     g = 1 if options.users_per_client is None else options.users_per_client
     if source.users_train is None:
-        raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
+        raise JaxpflError(f"data set {source.name!r} has no users, which the partition 'natural' requires")
     groups = choose_users(np.unique(source.users_train), m, g, rng)
     train = examples_of(source.users_train, groups)
     # If the test set has only other users, return none: the caller then splits each client's own examples.

@@ -165,7 +165,7 @@ def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
     content = np.frombuffer(contents(path), np.uint8)
     record = len(known.labels) + _BYTES
     if len(content) % record:
-        raise JaxpflError(f"{path}: truncated: {len(content)} bytes are not a multiple of the record length {record}")
+        raise JaxpflError(f"{path} is truncated: {len(content)} bytes are not a multiple of the record length {record}")
     rows = content.reshape(-1, record)
     return rows[:, len(known.labels) :], [rows[:, i].astype(np.int32) for i in range(len(known.labels))]
 

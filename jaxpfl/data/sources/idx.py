@@ -75,11 +75,11 @@ def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
             zipped = raw.peek(2)[:2] == b"\x1f\x8b"
             yield (cast("IO[bytes]", gzip.GzipFile(fileobj=raw)), _MOST_INFLATED * size) if zipped else (raw, size)
     except EOFError as error:
-        raise JaxpflError(f"{path}: truncated: its gzip stream of {path.stat().st_size} bytes ends early") from error
+        raise JaxpflError(f"{path} is truncated: its gzip stream of {path.stat().st_size} bytes ends early") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise JaxpflError(f"{path}: damaged gzip stream: {error}") from error
+        raise JaxpflError(f"{path} is damaged: {error}") from error
     except OSError as error:
-        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _shape_of(path: Path, ndim: int) -> tuple[int, ...]:
@@ -93,17 +93,17 @@ def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
     magic = header[:4]
     if len(magic) < 4 or magic[:2] != b"\0\0":
         raise JaxpflError(
-            f"{path}: wrong magic number {_hex(magic)}: not an IDX file (expected {_hex(expected_magic)})"
+            f"{path} is not an IDX file: its magic number is {_hex(magic)}, expected {_hex(expected_magic)}"
         )
     if magic[2] != 0x08:
-        raise JaxpflError(f"{path}: IDX elements of type 0x{magic[2]:02x}; only unsigned bytes, 0x08, are read")
+        raise JaxpflError(f"{path} has elements of type 0x{magic[2]:02x}: only unsigned bytes (0x08) are supported")
     if magic[3] != ndim:
         raise JaxpflError(
-            f"{path}: wrong magic number {_hex(magic)}: {magic[3]} dimensions, "
-            f"expected {ndim} ({_hex(expected_magic)}); are images and labels swapped?"
+            f"{path} has {magic[3]} dimensions (magic number {_hex(magic)}), "
+            f"expected {ndim} ({_hex(expected_magic)}): are images and labels swapped?"
         )
     if len(header) < 4 + 4 * ndim:
-        raise JaxpflError(f"{path}: truncated header: {len(header)} bytes, expected {4 + 4 * ndim}")
+        raise JaxpflError(f"{path} is truncated: its header has {len(header)} bytes, expected {4 + 4 * ndim}")
     return tuple(int(size) for size in np.frombuffer(header, dtype=">u4", offset=4))
 
 

@@ -123,9 +123,9 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     users = {"train": read_users(train_folder)} | ({} if test_folder is None else {"test": read_users(test_folder)})
     kind = kind_of(users["train"], train_folder)
     if expected not in (None, kind):
-        raise JaxpflError(f"{train_folder} holds {kind}, but {name!r} needs {expected}")
+        raise JaxpflError(f"{train_folder} holds {kind}, but {name!r} requires {expected}")
     if every and kind == "images":
-        raise JaxpflError(f"{train_folder} holds {kind}, but the task next-token needs text or sequences")
+        raise JaxpflError(f"{train_folder} holds {kind}, but the task next-token requires text or sequences")
     encode: Callable[..., Any] = partial(_numbers, tokens=tokens)
     if kind == "text":
         encode, classes = partial(encode_text, every=every), len(ALL_LETTERS)
@@ -205,10 +205,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = files.parse_json(contents(file))
     except (ValueError, RecursionError) as error:
-        raise JaxpflError(f"{file}: not valid JSON, or truncated: {one_line(error)}") from error
+        raise JaxpflError(f"{file} is truncated or not valid JSON: {one_line(error)}") from error
     data = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(data, dict):
-        raise JaxpflError(f"{file}: not a LEAF file: it has no 'user_data'")
+        raise JaxpflError(f"{file} is not a LEAF file: it has no 'user_data'")
     listed = content.get("users")
     names = set(map(str, listed)) if isinstance(listed, list) else data.keys()
     for user in sorted(names - data.keys()):
@@ -226,7 +226,7 @@ def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
         # Convert a dictionary of lists, for all of a user's examples, to a list with a dictionary for each example.
         y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
     if not isinstance(x, list) or not isinstance(y, list):
-        raise JaxpflError(f"{whose} needs lists 'x' and 'y'")
+        raise JaxpflError(f"{whose} must have lists 'x' and 'y'")
     if len(x) != len(y):
         raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
     if x and isinstance(x[0], list) and x[0] and isinstance(x[0][0], int | float) and not isinstance(y[0], dict):
@@ -245,7 +245,7 @@ def _array(x: list, whose: str) -> np.ndarray:
     except (ValueError, TypeError, OverflowError) as error:
         raise JaxpflError(f"{whose}: inputs must be numbers, in lists of equal length: {one_line(error)}") from None
     if array.size == 0:
-        raise JaxpflError(f"{whose}: inputs must hold numbers, got shape {array.shape}")
+        raise JaxpflError(f"{whose}: inputs must contain at least one number, got shape {array.shape}")
     check_finite(array, whose)
     return array
 
@@ -264,8 +264,8 @@ def kind_of(users: Users, folder: Path) -> str:
     if isinstance(x[0], list) and isinstance(label, dict) and "target_tokens" in label:
         return "sequences"
     raise JaxpflError(
-        f"{folder}: inputs such as {str(x[0])[:30]!r} are not numbers, text labeled with its next character, "
-        "or token sequences with 'target_tokens'"
+        f"{folder}: inputs such as {str(x[0])[:30]!r} are neither numbers, nor text labeled with its next character, "
+        "nor token sequences with 'target_tokens'"
     )
 
 
@@ -473,7 +473,7 @@ def _read_vocabulary(file: Path) -> Vocabulary:
     words, size = content.get("vocab"), content.get("size")
     if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size < _LARGEST:
         raise JaxpflError(
-            f"{file} is not a LEAF vocabulary: it needs a dictionary 'vocab' and a positive integer 'size'"
+            f"{file} is not a LEAF vocabulary: it must have a dictionary 'vocab' and a positive integer 'size'"
         )
     table = {_text(word): token for word, token in words.items()}
     if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):

@@ -71,7 +71,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         if several or task == "classification":
             count = len(classes)
         elif len(classes) != 2:
-            raise JaxpflError(f"{train}: the task {task} needs two classes, but the labels have {len(classes)}")
+            raise JaxpflError(f"{train}: the task {task} requires two classes, but the labels have {len(classes)}")
     description = LIBSVM_SETS.get(name) or f"LIBSVM text in {train}"
     source = Source(name, x[0], y[0], None, None, count, description, task=task)
     if test is not None:
@@ -101,12 +101,12 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
-        raise JaxpflError("reading LIBSVM files needs the package scikit-learn: pip install scikit-learn") from error
+        raise JaxpflError("LIBSVM files require the package scikit-learn: pip install scikit-learn") from error
     texts = [_text(file) for file in files]
     try:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many types of errors
-        hint = "" if several else " (for several labels on a line set task = multilabel)"
+        hint = "" if several else " (if lines have several labels, set task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: not LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
     for file, (x, _) in zip(files, parts, strict=True):
@@ -126,10 +126,10 @@ def _text(file: Path) -> IO[bytes]:
             while piece := inflated.read(2**20):
                 text.write(piece)
                 if text.tell() > most:
-                    raise JaxpflError(f"{file}: not LIBSVM text: it unpacks to over {_MOST_INFLATED} times its size")
+                    raise JaxpflError(f"{file} is not LIBSVM text: it unpacks to over {_MOST_INFLATED} times its size")
                 check_fits(file, _MEMORY * text.tell())
     except (OSError, EOFError, zlib.error) as error:
-        raise JaxpflError(f"{file}: not LIBSVM text: {one_line(error)}") from error
+        raise JaxpflError(f"{file} is not LIBSVM text: {one_line(error)}") from error
     text.seek(0)
     return text
 

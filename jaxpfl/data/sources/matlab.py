@@ -107,7 +107,7 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
     content = contents(path, 2)
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
     if order is None:
-        raise JaxpflError(f"{path}: not a MATLAB 5 file: its header lacks the byte-order mark")
+        raise JaxpflError(f"{path} is not a MATLAB 5 file: its header lacks the byte-order mark")
     found: dict[str, list[np.ndarray]] = {}
     elements = _Elements(memoryview(content)[_HEADER:], order)
     try:
@@ -118,10 +118,10 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
             if matrix.name in wanted:
                 found[matrix.name] = _cells(matrix)
     except (ValueError, zlib.error) as error:
-        raise JaxpflError(f"{path}: not a MATLAB 5 file, or damaged: {printable(str(error))}") from error
+        raise JaxpflError(f"{path} is damaged or not a MATLAB 5 file: {printable(str(error))}") from error
     for name in wanted:
         if name not in found:
-            raise JaxpflError(f"{path}: the cell array {name} is missing")
+            raise JaxpflError(f"{path} has no cell array {name}")
     return {name: found[name] for name in wanted}
 
 

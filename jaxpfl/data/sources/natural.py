@@ -70,7 +70,7 @@ def load_school(root: Path) -> Source:
     for i, (inputs, scores) in enumerate(zip(x, y, strict=True)):
         if inputs.ndim != 2 or inputs.shape[1:] != x[0].shape[1:] or len(inputs) != scores.size:
             raise JaxpflError(
-                f"{path}: school {i} has X of shape {inputs.shape} and Y of shape {scores.shape}: every school needs "
+                f"{path}: school {i} has X of shape {inputs.shape} and Y of shape {scores.shape}: they must be "
                 f"[pupils, {x[0].shape[-1]}] and [pupils, 1]"
             )
     features = np.concatenate(x).astype(np.float32)

@@ -135,7 +135,7 @@ def load_npz(
                 f"{path}: no array {key!r} (it holds {printable(', '.join(sorted(headers))) or 'nothing'})"
             )
     if ("x_test" in headers) != ("y_test" in headers):
-        raise JaxpflError(f"{path} needs both x_test and y_test, or neither")
+        raise JaxpflError(f"{path} must have both x_test and y_test, or neither")
     parts = ["train", "test"] if "x_test" in headers else ["train"]
     for part in parts:
         _check_part(path, part, headers)
@@ -198,15 +198,15 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: the task {task} needs whole numbers as labels, but y_{real[0]} holds other numbers")
+        raise JaxpflError(f"{path}: the task {task} requires whole numbers as labels, but y_{real[0]} has others")
     if task is None and real:
         raise JaxpflError(
-            f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "
+            f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: set the task (--task regression, or "
             "--task classification if they are classes)"
         )
     numbers, names = number_classes(labels)
     if task in ("binary", "ranking") and len(names) != 2:
-        raise JaxpflError(f"{path}: the task {task} needs two classes, but the labels have {len(names)}")
+        raise JaxpflError(f"{path}: the task {task} requires two classes, but the labels have {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
         raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (for regression: --task regression)")
     return numbers, unlike_numbers(names)
@@ -223,7 +223,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
         return True
     if task is None and _is_by_position(y, x):
         raise JaxpflError(
-            f"{path}: y_train holds whole numbers at each position of x_train: name the task (--task next-token if "
+            f"{path}: y_train holds whole numbers at each position of x_train: set the task (--task next-token if "
             "they are tokens, else --task multilabel or --task regression)"
         )
     return False
@@ -336,13 +336,13 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in read:
-        raise ValueError(f"{name} has format {version}, of structured arrays")
+        raise ValueError(f"{name} has the unsupported format {version} of structured arrays")
     shape, _, dtype = read[version](member)
     header = Header(shape, dtype)
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects")
     if member.tell() + header.nbytes != size or min(shape, default=0) < 0:
-        raise ValueError(f"{name} has {size - member.tell()} bytes, but its shape {shape} needs {header.nbytes}")
+        raise ValueError(f"{name} has {size - member.tell()} bytes, but its shape {shape} requires {header.nbytes}")
     return header
 
 

@@ -45,11 +45,11 @@ def read_pickle(path: Path) -> Any:
         return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).convert(_Reader(content).load())[0]
     except _RefusedError as refused:
         raise JaxpflError(
-            f"{path}: refused: the pickle asks for {printable(str(refused))}, but only plain NumPy arrays and "
+            f"{path} is refused: its pickle asks for {printable(str(refused))}, but only plain NumPy arrays and "
             "containers are read; nothing was executed"
         ) from None
     except Exception as error:  # a damaged pickle raises many types of errors
-        raise JaxpflError(f"{path}: truncated or damaged pickle of {len(content)} bytes: {one_line(error)}") from error
+        raise JaxpflError(f"{path} is truncated or damaged ({len(content)} bytes): {one_line(error)}") from error
 
 
 class _RefusedError(Exception):

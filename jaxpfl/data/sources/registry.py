@@ -83,7 +83,7 @@ def load(
         source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
     except (MemoryError, RecursionError, OSError) as error:  # the file is too large or too deeply nested
-        raise JaxpflError(f"data set {name!r}: cannot be read: {one_line(error)}") from error
+        raise JaxpflError(f"cannot read data set {name!r}: {one_line(error)}") from error
 
 
 class _How(NamedTuple):
@@ -148,7 +148,7 @@ def _load_digits(name: str, argument: str, root: Path, how: _How) -> Source:
     # Read scikit-learn's file without importing scikit-learn, because the import takes as long as training.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise JaxpflError("the data set 'digits' needs the package scikit-learn: pip install scikit-learn")
+        raise JaxpflError("the data set 'digits' requires the package scikit-learn: pip install scikit-learn")
     table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     x = (table[:, :-1] / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     return Source("digits", x, table[:, -1].astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")

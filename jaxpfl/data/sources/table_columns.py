@@ -249,7 +249,7 @@ def date_column(table: Table, name: str) -> Column:
     if len(formats) > 1:
         raise JaxpflError(
             f"{table.path} line {table.lines[0]}: column {shown(name)} holds {shown(table.cells[name].iloc[0])}, and "
-            "no row tells the day from the month: write dates such as 2025-01-31"
+            "no row shows which number is the day: write dates such as 2025-01-31"
         )
     if not formats:
         wrong = min((np.isnan(days_of(table.cells[name], one)) for one in _DATES), key=np.sum)
@@ -300,8 +300,8 @@ def numbers_in(table: Table, name: str) -> np.ndarray | None:
     if len(wrong) < len(found) / 2:
         cell = table.cells[name].iloc[wrong[0]]
         raise JaxpflError(
-            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, but numbers in most "
-            "other rows"
+            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, but most other "
+            "rows hold numbers"
         )
     marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]
     if len(marked) > len(found) / 2:

@@ -102,10 +102,10 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     for setting, names in (("ignore", options.ignore), ("date", options.date)):
         for column in names:
             if column in roles:
-                holds = "labels" if column in targets else "clients" if column == options.client else "persons"
-                raise JaxpflError(f"{setting} must not name the column of the {holds}, got {column}")
+                holds = "label" if column in targets else "client" if column == options.client else "person"
+                raise JaxpflError(f"{setting} must not name the {holds} column, got {column}")
     if options.split_date is not None and (not options.date or options.person is not None):
-        lack = "needs date, the column of dates" if not options.date else "excludes person, whose rows could be split"
+        lack = "requires date, the date column" if not options.date else "excludes person, whose rows could be split"
         raise JaxpflError(f"{name}: split_date = {options.split_date} {lack}")
     columns = [column for column in table.names if column not in (*roles, *options.ignore)]
     needed = {*roles, *options.date[: options.split_date is not None]}
@@ -117,7 +117,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     labels = _labels(table, targets, task)
     if not columns:
         whose = "labels" if options.client is None else "labels and clients"
-        raise JaxpflError(f"{path} has no columns of features, only of {whose}: {printable(', '.join(roles), 300)}")
+        raise JaxpflError(f"{path} has no feature columns, only {whose}: {printable(', '.join(roles), 300)}")
     features = columns_of(table, columns, options.date, per_client=options.missing == "impute-client")
     x = narrowed(features.apply(table))
     users = users_test = user_names = persons = None
@@ -210,7 +210,7 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
         _warn_of_task(task, f"column {shown(target)} holds {len(distinct)} different values, {kind}")
     if task == "regression":
         if numbers is None:
-            raise JaxpflError(f"{table.path}: regression needs numbers, but column {shown(target)} holds text")
+            raise JaxpflError(f"{table.path}: regression requires numbers, but column {shown(target)} holds text")
         check_single(table, target, numbers)
         return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
@@ -250,9 +250,9 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
         raise JaxpflError(f"task = {task} requires one label column; for several use multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
-        raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel needs labels 0 or 1, but {holds}")
+        raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel requires labels 0 or 1, but {holds}")
     return _Labels(y.astype(np.int32), task, len(targets))
 
 
 def _warn_of_task(task: str, holds: str) -> None:
-    warn(f"task = {task}, as {holds}: name the task to choose another")
+    warn(f"task = {task}, as {holds}: set the task to choose another")

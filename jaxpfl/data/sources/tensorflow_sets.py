@@ -45,7 +45,7 @@ def load_tfds(name: str, root: Path) -> Source:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise JaxpflError(
-            "the data sets tfds:NAME need the package tensorflow-datasets: pip install tensorflow-datasets"
+            "the data sets tfds:NAME require the package tensorflow-datasets: pip install tensorflow-datasets"
         ) from error
     matched = _NAME.fullmatch(name)
     if matched is None:
@@ -112,7 +112,7 @@ def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
     label = next((key for key in wanted if key in labels), labels[0] if labels else None)
     if image is None or label is None:
         raise JaxpflError(
-            f"tfds:{name} needs an image and a class label, but its features are {listed(features, 'image')}"
+            f"tfds:{name} must have an image and a class label, but its features are {listed(features, 'image')}"
         )
     return image, label, int(features[label].num_classes)
 
@@ -138,7 +138,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
     except JaxpflError:
         raise
     except Exception as error:  # array_record, protobuf and Pillow raise many types for a damaged record
-        raise JaxpflError(f"{whose}: cannot be read: {one_line(error)}") from error
+        raise JaxpflError(f"cannot read {whose}: {one_line(error)}") from error
     shapes = {array.shape for array in images}
     if len(shapes) != 1:
         raise JaxpflError(f"{whose}: all images must have the same size, got {len(shapes)} sizes")

@@ -84,7 +84,7 @@ def _windows(client: Path, text: bytes, window: int) -> np.ndarray:
     """Cut a client's text into windows of bytes, [n, window + 1]."""
     if len(text) <= window:
         raise JaxpflError(
-            f"{client} has {len(text)} bytes, but a window of {window} needs {window + 1}: use a shorter window, or "
+            f"{client} has {len(text)} bytes, but a window of {window} requires {window + 1}: use a shorter window, or "
             "remove this text from the folder"
         )
     length = window + 1

@@ -169,7 +169,7 @@ def split(
     parts = groups(rng, len(sizes), validation, unseen)
     if sizes.min() < 2:
         user, size = counts.users[sizes.argmin()], sizes.min()
-        raise JaxpflError(f"user {user} has {size} token(s) but needs two, one to train on and one to test on")
+        raise JaxpflError(f"user {user} has {size} token(s), but training and testing require one each")
     own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
     divided = counts.divided(rng, own)
     return HistogramSplit(*(Part(*(tokens.select_users(part) for tokens in divided)) for part in parts))
@@ -257,7 +257,7 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path} has a header but no counts below it")
     for line, row in rows[(rows == "").any(axis=1)].iterrows():
         got = ",".join(row).rstrip(",")
-        raise JaxpflError(f"{path} line {line} needs a user, a token and a count, got {got[:60]!r}")
+        raise JaxpflError(f"{path} line {line} must have a user, a token and a count, got {got[:60]!r}")
     counts = rows["count"].where(rows["count"].str.fullmatch("0*[1-9][0-9]{0,9}"), "0").astype(np.int64)
     for line, count in rows["count"][(counts < 1) | (counts > _MOST)].items():
         raise JaxpflError(f"{path} line {line}: count must be a whole number from 1 to {_MOST}, got {count[:30]!r}")

@@ -61,7 +61,7 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
       per_client: shapes of `Message.per_client`.
     """
     if algorithm.pooled:
-        return "one client trains"
+        return "it trains a single client on all data"
     if len(algorithm.clients) > 1:
         return "its clients are in groups"
     if algorithm.in_flight is not None:
@@ -77,7 +77,7 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
 def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
     """Reason why a method needs each client's row number in the whole federation; empty if it does not."""
     if algorithm.reduction is Reduction.STACK:
-        return "its server sees individual uploads"
+        return "its server uses individual uploads"
     return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
 
 

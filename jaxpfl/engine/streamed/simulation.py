@@ -79,7 +79,7 @@ class StreamedSimulation(Simulation):
         if self.placement.own_data:
             number = len(self.placement.devices)
             raise self._refused(
-                f"it supports one accelerator, and there are {number} (to use one, set plan.devices = 1)"
+                f"it supports one accelerator, but there are {number} (to use one, set plan.devices = 1)"
             )
         if self._where == "disk" and not self.plan.donate:
             raise self._refused("files are written in place, but plan.donate is false")
@@ -113,8 +113,8 @@ class StreamedSimulation(Simulation):
             super().keep_clients_in(folder, checkpoints)
         elif self.plan.folder is not None:
             raise JaxpflError(
-                f"plan.folder = {self.plan.folder} is for runs without a run folder: leave it out, as this run keeps "
-                f"its clients' states in {folder}"
+                f"plan.folder = {self.plan.folder} applies to runs without a run folder: leave it out, as this run "
+                f"keeps its clients' states in {folder}"
             )
         elif checkpoints and not folder.is_dir():
             raise JaxpflError(

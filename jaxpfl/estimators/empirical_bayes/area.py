@@ -193,7 +193,7 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
     columns = covariates(z, m, name)
     p = columns.shape[1] + intercept
     if m < p + least:
-        raise JaxpflError(f"{p} coefficients need at least {p + least} clients, got {m}")
+        raise JaxpflError(f"{p} coefficients require at least {p + least} clients, got {m}")
     refuse_dependent(name, columns, intercept=intercept)
     return columns
 

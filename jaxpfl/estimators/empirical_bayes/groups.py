@@ -161,7 +161,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
     index, names = inputs.places("group", group, groups, len(own), "clients")
     number = len(names) if groups is None else int(groups)
     if number < LEAST_GROUPS:
-        raise JaxpflError(f"at least {LEAST_GROUPS} groups are needed to estimate their spread, got {number}")
+        raise JaxpflError(f"at least {LEAST_GROUPS} groups are required to estimate their spread, got {number}")
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
         raise JaxpflError(
             "every group has a single client, so the variances within and between groups cannot both be estimated"

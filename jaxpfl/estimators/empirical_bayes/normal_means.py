@@ -435,7 +435,7 @@ def _check_center(prior: Family, center: Any) -> None:
         if center != "learned":
             raise JaxpflError(f"center must be a number or 'learned', got {shown(center)}")
         if prior in COMPONENTS:
-            raise JaxpflError(f"prior {prior} does not learn its center: give a number, or subtract it from x")
+            raise JaxpflError(f"prior {prior} does not learn its center: give a number, or subtract a center from x")
     elif prior == "npmle":
         raise JaxpflError(f"prior {prior} has no center: leave out center = {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
@@ -496,7 +496,7 @@ def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
         raise JaxpflError(f"x and s must have the same length, got {len(own)} estimates and {len(errors)} errors")
     least = 1 if one else 2
     if len(own) < least:
-        what = "1 client is needed" if one else "2 clients are needed to estimate a prior (1 if center is given)"
+        what = "1 client is required" if one else "2 clients are required to estimate a prior (1 if center is given)"
         raise JaxpflError(f"at least {what}, got {len(own)}")
     if isinstance(own, np.ndarray) and not np.isfinite(own).all():
         at = int(np.argmin(np.isfinite(own)))

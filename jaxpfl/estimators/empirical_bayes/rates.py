@@ -336,7 +336,7 @@ def checked_counts(
             f"{names[0]} and {names[1]} must have one number for each client, got shapes {z.shape} and {n.shape}"
         )
     if len(z) < 2:
-        raise JaxpflError(f"at least 2 clients are needed to estimate a prior, got {len(z)}")
+        raise JaxpflError(f"at least 2 clients are required to estimate a prior, got {len(z)}")
     if isinstance(z, Tracer) or isinstance(n, Tracer):
         return z, n
     n = np.broadcast_to(n, z.shape)

@@ -155,7 +155,7 @@ def unit_level(
     index, names = inputs.places("client", client, clients, len(own), "samples")
     m = len(names) if clients is None else int(clients)
     if m < LEAST_CLIENTS:
-        raise JaxpflError(f"at least {LEAST_CLIENTS} clients are needed to estimate their spread, got {m}")
+        raise JaxpflError(f"at least {LEAST_CLIENTS} clients are required to estimate their spread, got {m}")
     if isinstance(own, np.ndarray):
         if not np.isfinite(own).all():
             at = int(np.argmin(np.isfinite(own)))
@@ -195,7 +195,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     p = x.shape[1] + intercept
     if m + inner - p < LEAST_FREE:
         raise JaxpflError(
-            f"covariates explain nearly all differences of the {m} clients: use at most {m - LEAST_FREE} of them"
+            f"covariates explain nearly all differences between the {m} clients: use at most {m - LEAST_FREE} of them"
         )
     if len(x) - m - inner < 1:
         raise JaxpflError(
@@ -205,7 +205,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
         left = about_means(y)
         left -= within @ np.linalg.lstsq(within, left, rcond=None)[0]
         if np.abs(left).max() <= _NO_SCATTER * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(y).max():
-            raise JaxpflError("y does not scatter about the regression: each client's own mean is exact")
+            raise JaxpflError("y has no scatter about the regression: each client's own mean is exact")
 
 
 @partial(full_precision.jit, static_argnames=("m", "intercept"))

@@ -82,7 +82,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
     checks.count("block", block)
     n = len(indptr) - 1
     if n < 1:
-        raise JaxpflError("histograms need at least one user, got none")
+        raise JaxpflError("histograms require at least one user, got none")
     if block * tokens >= 2**31:
         raise JaxpflError(f"block must be below {2**31 // tokens} for {tokens} tokens, got {block}")
     lengths = np.diff(indptr)

@@ -48,7 +48,7 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
     """
     checks.probability("delta", delta)
     if not 0 < epsilon < 1:
-        raise JaxpflError(f"epsilon of a call must be > 0 and < 1 for the printed calibration, got {epsilon:g}")
+        raise JaxpflError(f"the paper's calibration requires an epsilon > 0 and < 1 for each call, got {epsilon:g}")
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -76,7 +76,7 @@ def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float
     part = delta / (2 * rounds + 1)
     if theorem_3_1(1.0, part, rounds)[0] <= epsilon:
         raise JaxpflError(
-            f"epsilon {epsilon:g} is too large for the printed calibration: each of {rounds} rounds must be below 1"
+            f"epsilon {epsilon:g} is too large for the paper's calibration: each of {rounds} rounds must be below 1"
         )
     return root_scalar(lambda e: theorem_3_1(e, part, rounds)[0] - epsilon, bracket=(1e-12, 1.0)).root, part
 

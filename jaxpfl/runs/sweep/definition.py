@@ -46,7 +46,7 @@ class Search:
     select: str = setting("validation")
     """Choice of each method's setting: validation, by the scores on validation examples (a fifth of the training
     examples unless --validation-share is given); or none, to choose no setting."""
-    search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
+    search_seeds: int | None = setting(None, unless_given="all", range=COUNT, unit="runs")
     """Number of seeds in the search; the chosen setting is then run with all --seeds."""
     budget: str = setting("rounds")
     """Quantity that is equal for all methods: rounds, or steps. With steps, every method computes as many gradients in
@@ -55,7 +55,7 @@ class Search:
     """Factor of successive halving: settings are compared after certain rounds (rungs), and at each rung the best
     1/factor of the settings by validation score continue; 0 turns it off."""
     halving_first: int | None = setting(
-        None, unless_given="unless given, as many as leave one setting at the last rung", range=COUNT, unit="rounds"
+        None, unless_given="as many as leave one setting at the last rung", range=COUNT, unit="rounds"
     )
     """Number of rounds before the first rung, where settings are first compared."""
 
@@ -110,12 +110,12 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
       JaxpflError: if a name is unknown, a value has the wrong type or is out of range, or settings exclude each other.
     """
     if not methods:
-        raise JaxpflError("a sweep needs at least one method")
+        raise JaxpflError("a sweep requires at least one method")
     methods = algorithms.names_of(methods)
     for name in methods:
         algorithms.get(name)
         if list(methods).count(name) > 1:
-            raise JaxpflError(f"name each method once, got {', '.join(methods)}")
+            raise JaxpflError(f"list each method once, got {', '.join(methods)}")
     search = search or Search()
     check(search)
     if search.select not in SELECTIONS:

@@ -94,7 +94,7 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
         return _spaced(name, kind == "log", rest.split(":"))
     parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
     if not parts or not all(isinstance(part, bool | int | float) or (isinstance(part, str) and part) for part in parts):
-        raise JaxpflError(f"the values of {name} must be numbers, names or switches, got {shown(given)}")
+        raise JaxpflError(f"the values of {name} must be numbers, strings or booleans, got {shown(given)}")
     values = tuple(choices.literal(part) if isinstance(part, str) else part for part in parts)
     values = tuple(v if isinstance(v, bool | int | float) else str(p) for v, p in zip(values, parts, strict=True))
     for value in values:

@@ -103,7 +103,7 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
     metric = headline_of(records).validation
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
-        raise JaxpflError("a selection needs at least one search seed")
+        raise JaxpflError("a selection requires at least one search seed")
     found: dict[str, list[Tried]] = {}
     for (method, _), runs in group_by_setting(records).items():
         by_seed = {run.seed: run for run in runs}

@@ -329,8 +329,8 @@ def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the meth
         return algorithm
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError(
-            f"aggregate = {aggregator.name} replaces a mean of uploads: leave it out, as the server of {method} reads "
-            "each upload"
+            f"aggregate = {aggregator.name} replaces a mean of uploads: leave it out, as the server of {method} uses "
+            "individual uploads"
         )
     return algorithm._replace(
         server=_server(algorithm.server, rule, aggregator.quorum),
