@@ -120,11 +120,11 @@ def test_models_return_one_array_of_real_numbers(output, what):
 @pytest.mark.parametrize(
     ("labels", "shape", "given", "message"),
     [
-        ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, and 3 classes need \[n, 3\]$"),
-        ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, and 5 classes need \[n, 5\]$"),
-        ("binary", (None,), {}, r"returns \[n\] for n examples, and 2 classes need \[n, 2\], or task = binary"),
-        ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* binary with labels \[n\] needs 1 per example"),
-        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] needs 2 per example"),
+        ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, but 3 classes require \[n, 3\]$"),
+        ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, but 5 classes require \[n, 5\]$"),
+        ("binary", (None,), {}, r"returns \[n\] for n examples, but 2 classes require \[n, 2\], or task = binary"),
+        ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* binary with labels \[n\] requires 1 per example"),
+        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] requires 2 per example"),
     ],
 )
 def test_models_of_fewer_or_other_outputs_are_refused(labels, shape, given, message):
@@ -140,7 +140,7 @@ def test_labels_of_any_split_count_for_a_models_outputs():
     own = Task(outputs(None, 2), (FEATURES,), 3)
     for test, unseen, given in ((more, None, {}), (clients, more, {}), (clients, None, {"task": own, "model": "mlp"})):
         new = None if unseen is None else jaxpfl.stack_clients(clients, test=unseen)
-        with pytest.raises(JaxpflError, match=r"and \d classes need"):
+        with pytest.raises(JaxpflError, match=r"but \d classes require"):
             jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model | given)
     with pytest.raises(JaxpflError, match="num_classes must be above 2, the largest label, got 2"):
         jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2))
@@ -215,7 +215,7 @@ def test_own_task():
     assert result.headline == "loss"
     with pytest.raises(JaxpflError, match="adaped distills predictions, but the task 'own' defines no distance"):
         jaxpfl.fit("adaped", federation, task=own, **settings)
-    with pytest.raises(JaxpflError, match=r"the task takes inputs \(2,\), but the data have \(3,\)"):
+    with pytest.raises(JaxpflError, match=r"the task has input shape \(2,\), but the data have \(3,\)"):
         jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **settings)
     with pytest.raises(JaxpflError, match=r"Task.headline is 'accuracy', which is not among its metrics: loss"):
         jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **settings)

@@ -246,7 +246,7 @@ def export(
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
             if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
-                raise JaxpflError(f"--private-only: the claim of {name} covers global models only, but it has none")
+                raise JaxpflError(f"--private-only: the claim of {name} covers only a global model, and it has none")
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)

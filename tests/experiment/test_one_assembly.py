@@ -133,7 +133,7 @@ def test_a_setting_is_declared_once_and_is_a_keyword_a_flag_and_a_field():
     assert split <= to_json(RunConfig()).keys()
     assert "same_stragglers: The same clients are slow" in str(jaxpfl.fit.__doc__)
     for kind in (Settings, Split):
-        assert all(field.metadata["help"].endswith(".") for field in dataclasses.fields(kind))
+        assert all(field.metadata["help"].endswith((".", ")")) for field in dataclasses.fields(kind))
 
 
 def test_a_spec_is_enough_for_a_simulation():

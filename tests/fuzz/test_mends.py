@@ -73,7 +73,7 @@ def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path: Path) -
         head = {"descr": "<f8", "fortran_order": False, "shape": (2**50,)}
         np.lib.format.write_array_header_1_0(file, head)
         file.write(bytes(64))
-    with pytest.raises(JaxpflError, match=r"its shape \(.*\) needs"):
+    with pytest.raises(JaxpflError, match=r"its shape \(.*\) requires"):
         read_npy(path)
 
 

@@ -56,7 +56,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (built("transformer:8", 6), "width,blocks or width,blocks,heads; .* got 8"),
         (built("transformer:8,0", 6), "got 8,0"),
         (built("transformer:10,1", 6), "multiple of twice the heads .4 unless given., got 10,1"),
-        (lambda: build_model("mlp", 10, (6,), every=True), "'mlp' predicts one label, next-token requires .* gru or"),
+        (lambda: build_model("mlp", 10, (6,), every=True), "'mlp' predicts one label; next-token requires .* gru or"),
         (lambda: classification(build_model("gru", 10, (80,)), (80,), 10), "reads tokens, so inputs must be integers"),
         (started(dense0_kernel=np.zeros((4, 6))), r"'dense0/kernel' is \(4, 6\) in them but \(4, 5\) in the model"),
         (started(head_scale=np.zeros(3)), r"'head/scale' is \(3,\) in them but absent in the model"),
@@ -74,11 +74,11 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (lambda: resolve("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
         (lambda: parse_metrics("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
         (lambda: parse_metrics("auc,"), "metrics must be names separated by commas, got 'auc,'"),
-        (lambda: task_metric("auc", "regression", "ab"), r"needs classes, or labels 0 and 1 \(task .*metrics are a, b"),
+        (lambda: task_metric("auc", "regression", "ab"), r"requires classes, or labels 0 and 1 \(task .*metrics are a, b"),
         (lambda: task_metric("rmse", "binary", "ab"), r"rmse requires numeric labels \(task regression\), but this"),
         (
             lambda: task_metric("perplexity", "classification", "ab"),
-            r"needs a label at each position \(task next-token\)",
+            r"requires a label at each position \(task next-token\)",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: the task {task} requires whole numbers as labels, but y_{real[0]} has others")
+        raise JaxpflError(f"{path}: the task {task} requires integer-valued labels, but y_{real[0]} has others")
     if task is None and real:
         raise JaxpflError(
             f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: set the task (--task regression, or "
