@@ -74,7 +74,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (lambda: resolve("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
         (lambda: parse_metrics("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
         (lambda: parse_metrics("auc,"), "metrics must be names separated by commas, got 'auc,'"),
-        (lambda: task_metric("auc", "regression", "ab"), r"requires classes, or labels 0 and 1 \(task .*metrics are a, b"),
+        (lambda: task_metric("auc", "regression", "ab"), r"classes, or labels 0 and 1 \(task .*metrics are a, b"),
         (lambda: task_metric("rmse", "binary", "ab"), r"rmse requires numeric labels \(task regression\), but this"),
         (
             lambda: task_metric("perplexity", "classification", "ab"),
