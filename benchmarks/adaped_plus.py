@@ -154,8 +154,8 @@ def main(argv: list[str] | None = None) -> None:
     cases = HELD_OUT if args.held_out else CASES
     if unknown := set(args.data or ()) - set(cases):
         raise JobError(
-            f"--data {' '.join(sorted(unknown))}: {'with' if args.held_out else 'without'} --held-out there "
-            f"are {', '.join(cases)}"
+            f"--data {' '.join(sorted(unknown))}: {'with' if args.held_out else 'without'} --held-out, the "
+            f"data sets are {', '.join(cases)}"
         )
     from jaxpfl.runs import compile_cache
 
@@ -188,9 +188,7 @@ class _Study:
         self.options: Mapping[str, Any] | None = None
         if self.held_out:
             if not FIRST.exists():
-                raise JobError(
-                    "--held-out takes AdaPeD-plus's options from results/adaped_plus_cpu2.json of a checkout"
-                )
+                raise JobError("--held-out reads AdaPeD-plus's options from a checkout's results/adaped_plus_cpu2.json")
             self.options = structure(json.loads(FIRST.read_text())["results"])
             self.settings |= {"configs": CONFIGS, "options": self.options}
         self.results: dict[str, Any] = stored(self.path, self.settings) or {

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
 def _measure(args: argparse.Namespace, folder: Path) -> None:
     device = once(Job("gpu", {"probe": True}))
     if device["platform"] == "cpu" and not args.anywhere:
-        raise JobError("jax has no accelerator here (--anywhere runs on what there is)")
+        raise JobError("JAX finds no accelerator (--anywhere runs on a CPU)")
     wanted = [c for c in _configurations(args, folder) if all(text in c["name"] for text in args.only)]
     repetitions, began = 2 if args.quick else args.repetitions, time.monotonic()
     results: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
         name, *left = (one["name"] for one in wanted[place:])
         left_s = args.budget - (time.monotonic() - began)
         if left_s <= 0:
-            print(f"not started, as the budget was spent: {', '.join((name, *left))}")
+            print(f"not started, because the budget was spent: {', '.join((name, *left))}")
             break
         try:
             job = Job("gpu", configuration | {"repetitions": repetitions})

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     ]  # fmt: skip
     columns = ("needles", "size", *names, "Bayes risk", "soft threshold")
     table(f"total squared error of {settings['clients']} means, {settings['repetitions']} files", columns, rows)
-    print(f"{found['cpu_seconds']:.0f} s of CPU time with compiling")
+    print(f"{found['cpu_seconds']:.0f} s of CPU time, including compilation")
     write(args.json, "needles", settings, found)
 
 

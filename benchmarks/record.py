@@ -168,7 +168,7 @@ def stored(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     record = json.loads(path.read_text())
     if record["settings"] != json.loads(json.dumps(settings)):
-        raise JobError(f"{path} holds another setting: {record['settings']}")
+        raise JobError(f"{path} has different settings: {record['settings']}")
     return record["results"]
 
 

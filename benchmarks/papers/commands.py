@@ -110,15 +110,15 @@ def show(
     from .results import QUICK
 
     if json and markdown:
-        raise JaxpflError("--json and --markdown are both the only thing on standard output: give one")
+        raise JaxpflError("--json and --markdown each print nothing else on standard output: give only one of them")
     if output.exists() and not output.is_dir():
         raise JaxpflError(f"--output must be a folder of results, {output} is a file")
     if output != FOLDER and not output.is_dir():
-        raise JaxpflError(f"no folder {output}: jaxpfl papers run NAME --output {output} makes it")
+        raise JaxpflError(f"no folder {output}: jaxpfl papers run NAME --output {output} creates it")
     own = results.of_folder(output)
     damaged = [str(error) for place, error in own.damaged.items() if not names or place.removesuffix(QUICK) in names]
     if output != FOLDER and not own.results and not damaged:
-        warn(f"{output} has no results: these come with the package")
+        warn(f"{output} has no results: showing those of the package")
     found = results.latest(results.committed(), own.results)
     _show(_chosen(found, names, damaged), as_json=json, markdown=markdown)
     if damaged:  # last, because the exit status is for the whole command
@@ -131,7 +131,7 @@ def _chosen(found: list[Result], names: Sequence[str], damaged: Sequence[str]) -
     for name in names:
         registry.get(name)
         if not damaged and all(one.name != name for one in found):
-            raise JaxpflError(f"no results of {name}: jaxpfl papers run {name}")
+            raise JaxpflError(f"no results of {name}: run jaxpfl papers run {name} first")
     order = list(registry.EXPERIMENTS)
     chosen = [one for one in found if not names or one.name in names]
     return sorted(chosen, key=lambda one: (order.index(one.name) if one.name in order else len(order), one.quick))

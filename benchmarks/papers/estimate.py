@@ -62,12 +62,12 @@ def measure(case: Estimation, way: Way) -> list[Row]:
     asked = _plain(settings)
     found = _stored(path) if path.exists() else None
     if found is not None and found.get("settings") != asked:
-        raise JaxpflError(f"{path} is of other settings: choose another --output")
+        raise JaxpflError(f"{path} was written with different settings: choose another --output")
     kind = registry.get(case.study)
     read = None if kind.reads is None else kind.reads(settings)
     data = None if read is None or read.arrays is None else checksum(read.arrays)
     if found is not None and found["data"] != data:
-        raise JaxpflError(f"{path} is of other data: choose another --output")
+        raise JaxpflError(f"{path} was written for different data: choose another --output")
     if found is None:
         if way.stopped():
             raise Interrupted

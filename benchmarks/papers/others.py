@@ -35,9 +35,9 @@ BOARD = (
 OWN_VALUES = (
     "lambda, alpha and the like are the board's defaults where its command line has working ones (pFedMe: 5 inner "
     "steps at .01, lambda 1, FedBABU: 10 epochs of fine-tuning), else jaxpfl's; methods of the board that jaxpfl has, "
-    "not run here: MOON, FedAMP, DBE, FedProto, FedPAC; methods of the board that jaxpfl lacks: FedGen, FedNTD, FedMTL, "
-    "FedFomo, FedPHP, APPLE, FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has no personal part "
-    "in a network without normalization"
+    "not run here: MOON, FedAMP, DBE, FedProto, FedPAC; methods of the board that jaxpfl lacks: FedGen, FedNTD, "
+    "FedMTL, FedFomo, FedPHP, APPLE, FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has no "
+    "personal part in a network without normalization"
 )
 NO_SUCH_COLUMN = "without numbers: the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News, not these data"
 

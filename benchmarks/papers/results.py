@@ -119,7 +119,7 @@ def of_folder(folder: Path) -> Found:
             found.results.append(one)
         else:  # for example a copy, which is not the latest result
             run = f"{'the quick' if one.quick else 'the full'} run of {printable(one.name)}"
-            warn(f"left out: {path} is of {run}, which has a folder of another name")
+            warn(f"left out: {path} is of {run}, whose folder should have another name")
     return found
 
 
@@ -131,7 +131,7 @@ def check_tidy(folder: Path) -> None:
     """
     for path, ours in ((folder / ROWS_JSON, _is_rows), (folder / ROWS_CSV, _is_table)):
         if os.path.lexists(path) and not (path.is_file() and ours(path)):  # reading a pipe would never end
-            raise JaxpflError(f"{path} is not of jaxpfl papers run, which writes one: choose another --output")
+            raise JaxpflError(f"{path} was not written by jaxpfl papers run: choose another --output")
 
 
 def _is_rows(path: Path) -> bool:

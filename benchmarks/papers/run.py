@@ -199,7 +199,7 @@ def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
     stored = files.read_json(path)
     if not isinstance(stored, dict) or (stored.get("name"), stored.get("quick")) != (experiment.name, way.quick):
         run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
-        raise JaxpflError(f"{path} is not of {run}: choose another --output")
+        raise JaxpflError(f"{path} does not belong to {run}: choose another --output")
     # Folders written before version 0.2 do not record the versions.
     seconds, made_by = stored.get("seconds"), stored.get("versions", [dict.fromkeys(versions(), "unknown")])
     return _Sessions(

@@ -56,7 +56,7 @@ def kept(
     config = resolve(config)
     found = files.read_checksummed(path) if path.exists() else None
     if found is not None and any(found.get(name) != value for name, value in asked.items()):
-        raise JaxpflError(f"{path} is of other settings: choose another --output")
+        raise JaxpflError(f"{path} was written with different settings: choose another --output")
     experiment = prepare(config, (method,), given=way.data.split(config))
     data = data_checksum(experiment.federation)
     asked |= {"data": data}
@@ -67,7 +67,7 @@ def kept(
         found |= asked | {"jaxpfl": __version__, "seconds": seconds}
         files.write_checksummed(path, found)
     if found["data"] != data:
-        raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
+        raise JaxpflError(f"the data set {config.data} differs from that of {path}: choose another --output")
     unfinished.remove()  # also deletes a state that remained because the process was killed after writing the file
     return found
 

@@ -91,7 +91,7 @@ def commands(asked: Asked, place: Place, methods: Sequence[str], config: RunConf
       JaxpflError: if a run cannot have so many rounds, or if local work is not given in steps.
     """
     if config.local_epochs is not None:
-        raise JaxpflError(f"local_epochs = {config.local_epochs}: the map counts steps, give local_steps instead")
+        raise JaxpflError(f"local_epochs = {config.local_epochs}: the map compares steps: give local_steps instead")
     steps = config.local_steps or LOCAL_STEPS
     work = Work(asked.steps or place.steps, steps, asked.participation)
     # fedavg-ft replaces its last rounds by fine-tuning, so that methods with one gradient per step have equal work.
@@ -176,7 +176,7 @@ def _remarks(config: RunConfig, methods: Sequence[str], work: Work) -> Iterator[
         whole = replace(config, rounds=work.rounds(work.steps - tuned))
         rounds = rounds_of(whole, name, among, work.share)
         equal += [f"{name} {rounds}"] if rounds != config.rounds else []
-    yield f"compare gives every method {config.rounds} rounds, in which a client takes gradients: {', '.join(taken)}"
+    yield f"compare gives every method {config.rounds} rounds; a client then computes gradients: {', '.join(taken)}"
     if equal:
         yield (
             f"for {work.steps} gradients each, as in the map, use jaxpfl run METHOD with the compare command's flags, "
@@ -194,4 +194,4 @@ def _left_out(config: RunConfig) -> Iterator[str]:
         if not is_default(config, name):
             value = getattr(config, name)
             said = ", ".join(value) if isinstance(value, tuple) else shown(value)
-            yield f"{name} = {said} of the config file is not taken: {reason}"
+            yield f"{name} = {said} in the config file is ignored: {reason}"

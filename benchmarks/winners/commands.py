@@ -59,10 +59,10 @@ def show(output: Path | None = None, json: bool = False, markdown: bool = False)
     from . import atlas
 
     if json and markdown:
-        raise JaxpflError("--json and --markdown are both the only thing on standard output: give one")
+        raise JaxpflError("--json and --markdown each print nothing else on standard output: give only one of them")
     path = atlas.COMMITTED if output is None else output / atlas.FILE
     if not path.is_file():
-        raise JaxpflError(f"no map in {output}: jaxpfl winners run --output {output} makes it")
+        raise JaxpflError(f"no map in {output}: jaxpfl winners run --output {output} creates it")
     _print(atlas.read(path), as_json=json, markdown=markdown)
 
 

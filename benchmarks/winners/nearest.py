@@ -85,7 +85,7 @@ def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
         outside = max(_apart(name, value, low) if value < low else 0, _apart(name, value, high) if value > high else 0)
         if outside > _MARGIN:
             said.append(
-                f"{name} {value:g}, where the map has {f'{low:g} alone' if low == high else f'{low:g} to {high:g}'}"
+                f"{name} {value:g}, where the map has {f'only {low:g}' if low == high else f'{low:g} to {high:g}'}"
             )
     kinds = {_kind(place.partition) for place in _eligible(asked, places)}
     if _kind(asked.partition) not in kinds:
@@ -94,8 +94,8 @@ def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
         low, high = asked.sizes
         if high > _UNEQUAL * max(low, 1):
             said.append(
-                f"unequal clients, of {low} to {high} labeled examples, where the map's differ by a factor of "
-                f"{_UNEQUAL:g} at most: the distance is that of the median"
+                f"unequal clients, of {low} to {high} labeled examples, but the map's differ by a factor of at "
+                f"most {_UNEQUAL:g}: the distance is that of the median"
             )
     return said
 

@@ -19,9 +19,9 @@ from .nearest import FAR, Asked, Near, beyond, nearest
 from .verdicts import BASELINES, Verdict, verdict
 
 CAVEATS = (
-    "the skew is of labels alone: clients that label the same input differently look alike, unless the split says so",
-    "rates are of a coarse grid, at whose ends some lie",
-    "the best method was chosen on validation, leads are on test over five splits at 95 %, one cell at a time",
+    "the skew is computed from labels only, so clients that label equal inputs differently may look alike",
+    "learning rates are from a coarse grid, and some are at its ends",
+    "the best method was chosen by validation; leads are on test examples, with 95 % intervals for one cell at a time",
 )
 
 
@@ -56,9 +56,9 @@ class Recommendation:
     def caveats(self) -> tuple[str, ...]:
         """Remarks on the evidence and on the commands."""
         classes = self.asked.measures.num_classes
-        more = (f"the data have {classes} classes, the map's ten",) if classes != 10 else ()
-        private = ("a choice of rates on validation examples costs privacy that no epsilon here covers",)
-        whence = f"evidence from ten classes of {', '.join(self.sources)} alone"
+        more = (f"the data have {classes} classes, but the map's have ten",) if classes != 10 else ()
+        private = ("no epsilon covers the choice of rates on validation examples",)
+        whence = f"the evidence is from data with ten classes only: {', '.join(self.sources)}"
         return (whence, *CAVEATS, *more, *(private if self.asked.epsilon is not None else ()), *self.commands.remarks)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> Pri
     """
     if given.noise_multiplier is not None:
         raise JaxpflError(
-            f"privacy.noise_multiplier = {shown(given.noise_multiplier)}: the map's private cells have a budget, give "
-            "privacy.epsilon instead"
+            f"privacy.noise_multiplier = {shown(given.noise_multiplier)}: the map's private cells have an epsilon: "
+            "give privacy.epsilon instead"
         )
     if given.is_example_level:
-        raise JaxpflError("privacy.unit = example: the map's epsilon is of users, leave it out")
+        raise JaxpflError("privacy.unit = example: the map's epsilon protects users: leave privacy.unit out")
     privacy = replace(given, epsilon=asked.epsilon)
     if asked.epsilon is not None:
         if given.delta is None:

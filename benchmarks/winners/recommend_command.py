@@ -84,13 +84,11 @@ def _check(run: _Run, file: PrivacyConfig, path: Path | None) -> None:
     if run.epsilon is not None:
         return
     if run.delta != file.delta:
-        raise JaxpflError("--delta is of a privacy claim: give --epsilon too")
+        raise JaxpflError("--delta requires --epsilon")
     given = [one.name for one in fields(file) if not is_default(file, one.name)]
     if given and file.noise_multiplier is None:
         value = shown(getattr(file, given[0]))
-        raise JaxpflError(
-            f"privacy.{given[0]} = {value} in {path} is of a privacy claim: give privacy.epsilon there, or --epsilon"
-        )
+        raise JaxpflError(f"privacy.{given[0]} = {value} in {path} requires privacy.epsilon there, or --epsilon")
 
 
 def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool) -> None:

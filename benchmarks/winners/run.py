@@ -75,7 +75,7 @@ class Plan:
                 places.append(place)
             else:
                 why = ", ".join(f"{name}: {reason}" for name, reason in place.failed.items())
-                warn(f"{cell.name} is left out of the map, as no method could be trained: {why}")
+                warn(f"{cell.name} is left out of the map, because no method could be trained: {why}")
         return Atlas(self.quick, self.command, _minutes(records), _versions(), self.splits, tuple(places))
 
 
@@ -112,7 +112,7 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
     if stopped() and missing(plan.groups, records):
         raise Interrupted
     if not found.places:
-        raise JaxpflError(f"no cell of the map could be measured: {folder} keeps the reasons")
+        raise JaxpflError(f"no cell of the map could be measured: the journal in {folder} has the reasons")
     return found
 
 

@@ -46,8 +46,8 @@ def measures(federation: Federation, num_classes: int) -> Measures:
     if math.isnan(skew):
         held = int((counts.sum(axis=0) > 0).sum())
         raise JaxpflError(
-            f"no label skew can be measured: it takes two clients of two labeled examples, and two classes; clients "
-            f"{len(counts)}, labeled examples {int(counts.sum())}, classes {held}"
+            f"no label skew can be measured: it requires two classes and two clients with two labeled examples; "
+            f"clients {len(counts)}, labeled examples {int(counts.sum())}, classes {held}"
         )
     return Measures(
         len(counts),

@@ -21,7 +21,7 @@ def test_a_federation_of_the_map_finds_its_cell(capsys):
     assert found["recommended"] == first["best"]
     assert not found["far"]
     assert not found["beyond"]
-    assert found["caveats"][0].startswith("evidence from ten classes of digits (linear)")
+    assert found["caveats"][0].startswith("the evidence is from data with ten classes only: digits (linear)")
     assert all(set(lead) == {"over", "points", "half_width", "level"} for lead in first["leads"])
     told = jaxpfl(capsys, "recommend", *KNOWN).out
     assert found["command"] in told

@@ -111,11 +111,11 @@ def test_a_quick_run_says_how_it_is_scaled_down_and_is_kept_apart(tmp_path):
 def test_what_another_declaration_left_is_refused(tmp_path):
     run.run(EXPERIMENT, way(tmp_path))
     changed = dataclasses.replace(EXPERIMENT, cases=(dataclasses.replace(case(10), settings={"clients": 11}),))
-    with pytest.raises(JaxpflError, match="of other settings"):
+    with pytest.raises(JaxpflError, match="with different settings"):
         run.run(changed, way(tmp_path))
     state = tmp_path / "fake" / "experiment.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"quick": True}))
-    with pytest.raises(JaxpflError, match=r'is not of the full run of "fake"'):
+    with pytest.raises(JaxpflError, match=r'does not belong to the full run of "fake"'):
         run.run(EXPERIMENT, way(tmp_path))
 
 
@@ -135,7 +135,7 @@ def test_other_data_are_refused(tmp_path, monkeypatch):
     assert len(reads) == len(RAN) == 2  # once for the checksum and the study
     assert run.run(EXPERIMENT, way(tmp_path)).rows == first.rows
     held[1] = 1
-    with pytest.raises(JaxpflError, match=r"m-10\.json is of other data: choose another --output"):
+    with pytest.raises(JaxpflError, match=r"m-10\.json was written for different data: choose another --output"):
         run.run(EXPERIMENT, way(tmp_path))
     assert len(RAN) == 2
 
@@ -147,7 +147,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         run.run(EXPERIMENT, way(tmp_path))
     (tmp_path / "fake" / "mine").unlink()
     (tmp_path / "fake" / "experiment.json").write_text('{"name": "other", "quick": false}')
-    with pytest.raises(JaxpflError, match='not of the full run of "fake"'):
+    with pytest.raises(JaxpflError, match='does not belong to the full run of "fake"'):
         run.run(EXPERIMENT, way(tmp_path))
 
 

@@ -45,7 +45,7 @@ def test_a_private_budget_uses_private_cells(open_map):
     both = dataclasses.replace(open_map, places=(*open_map.places, private(first, 2.0), private(first, 8.0)))
     found = recommend(both, of(first, epsilon=6.0), 20, CONFIG)
     assert [near.place.name for near, _ in found.near] == ["eps8", "eps2"]
-    assert any("costs privacy" in text for text in found.caveats)
+    assert any("no epsilon covers" in text for text in found.caveats)
     words = shlex.split(found.commands.compare)
     assert flag(words, "--privacy.epsilon") == "6"
     assert flag(words, "--privacy.delta") == "0.001"
