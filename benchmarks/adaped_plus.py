@@ -13,7 +13,7 @@ sets. Each ablation changes one ingredient, at the chosen rates. The record cont
 program, so that an interrupted search can continue.
 
 With ``--held-out``, the comparison runs on CIFAR-10 and on PersFL's splits of MNIST, which were not used to choose the
-static options of AdaPeD-plus. The options are those of the first record.
+static options of AdaPeD-plus. They are taken from the first record.
 """
 
 from __future__ import annotations

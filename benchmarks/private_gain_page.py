@@ -27,7 +27,7 @@ Scores = Mapping[str, Mapping[float | None, Sequence[float]]]
 
 
 def with_tables(page: str, record: Mapping[str, Any]) -> str:
-    """Return the page with its tables replaced by those of a record."""
+    """Return the page with its tables replaced by the tables of a record."""
     return between(page, BEGIN, tables(record))
 
 

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def with_tables(page: str, record: Mapping[str, Any]) -> str:
-    """Return the page with its tables replaced by those of a record."""
+    """Return the page with its tables replaced by the tables of a record."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables(record)}\n\n{END}{after}"

@@ -65,7 +65,7 @@ def read(path: Path) -> Result:
     Raises:
       JaxpflError: if the file contains no result.
     """
-    stored = files.read_checksummed(path, "jaxpfl papers run makes it again")
+    stored = files.read_checksummed(path, "run jaxpfl papers run again to recreate it")
     try:
         values: dict[str, Any] = {**stored, "rows": tuple(Row(**one) for one in stored["rows"])}
         found = Result(**values)

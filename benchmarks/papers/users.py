@@ -1,4 +1,4 @@
-"""Runs of which a table needs more than a sweep records, such as each user's accuracy; their values have a file."""
+"""Runs for tables that need more than a sweep records, such as each user's accuracy; a file stores the values."""
 
 from __future__ import annotations
 

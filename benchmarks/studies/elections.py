@@ -187,7 +187,7 @@ def _note(result: dict[str, Any]) -> str:
 
 
 def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:
-    """Errors of the private estimators by name, [repetitions, e] each; vmapped over eps."""
+    """Errors of the private estimators by name, [repetitions, e] each; vmapped over epsilon."""
     builders = {"private": bernoulli.split, "printed private": bernoulli.printed_private}
 
     def errors(key: Key) -> dict[str, Array]:
@@ -211,7 +211,7 @@ def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the gain against eps; write the plot into ``folder``."""
+    """Plot the gain against epsilon; write the plot into ``folder``."""
     epsilons = result["settings"]["epsilon"]
     gains = result["gains"]
     curves = {

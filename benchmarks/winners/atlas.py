@@ -49,7 +49,7 @@ class Place:
       data, model, heterogeneity, share, steps, epsilon, varies: same as in the cell.
       partition: partition of the cell's split.
       measures: measures of the cell's first split.
-      methods: scores by method; methods of which no setting could be trained are left out.
+      methods: scores by method; a method is left out if none of its settings could be trained.
       failed: methods that are left out -> reason.
     """
 

@@ -79,7 +79,7 @@ class Interrupt(ExitStack):
 
 
 class Reporter:
-    """Object whose methods are called with the progress of a run or a sweep. The methods of this class do nothing."""
+    """Interface for reporting the progress of a run or a sweep. The methods of this class do nothing."""
 
     def start(self, name: str, runs: int, rounds: int, done: int = 0) -> None:
         """Called when runs begin, or continue after ``done`` rounds; ``name`` names the method or the group of runs."""

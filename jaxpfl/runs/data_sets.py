@@ -214,7 +214,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"model": "cnn"},
     "fashion-mnist": {"model": "cnn"},
     "kmnist": {"model": "cnn"},
-    # The test share is about that of FEMNIST, whose test set has 25 to 40 of a client's examples.
+    # The test share is about the same as in FEMNIST, whose test set has 25 to 40 examples per client.
     "mnist-writers": _WRITERS | {"test_share": 0.12},
     "femnist": _WRITERS,
     # CIFAR-10: 250 epochs of 60 iterations on 1000 examples. CIFAR-100: 100 rounds of 2 epochs of 40 iterations.

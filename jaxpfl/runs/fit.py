@@ -103,7 +103,7 @@ def fit(
         run.
       output: run folder to create, like ``jaxpfl run --output``, with a copy of the federation. Commands such as report
         and export read it, and ``jaxpfl run --config OUTPUT/config.json --output OUTPUT --resume`` continues a stopped
-        run. Settings must then be text or numbers; name your own code as ``FILE.py:NAME``. None to write nothing.
+        run. Settings must then be strings or numbers; name your own code as ``FILE.py:NAME``. None to write nothing.
 
     Raises:
       JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, if a setting is incompatible
@@ -184,7 +184,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
     """Return the config with which ``jaxpfl run`` repeats the run.
 
     Raises:
-      JaxpflError: if a setting is neither text nor a number, or the seeds are not consecutive.
+      JaxpflError: if a setting is neither a string nor a number, or the seeds are not consecutive.
     """
     from jaxpfl.runs.config import RunConfig
     from jaxpfl.runs.run_folder import FEDERATION

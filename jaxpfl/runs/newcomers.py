@@ -59,7 +59,7 @@ def adapt(
     first = int(np.max(federation.client_ids)) + 1
     ids = np.arange(first, first + len(new))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JaxpflWarning)  # all rows are predicted, the labeled ones too
+        warnings.simplefilter("ignore", JaxpflWarning)  # labeled rows are among the predicted rows on purpose
         train, test = ([(x[own], y[own]) for own in part] for part in (labelled, rows))
         unseen = data.stack_clients(train, test, client_ids=ids, client_names=Names(new))
         unseen = data.filled(unseen, data.own_fills(unseen, columns))

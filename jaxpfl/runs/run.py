@@ -58,8 +58,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
     """Create a run folder; with ``resume``, open an existing run; with ``force``, replace an existing run.
 
     Returns:
-      The changes relative to the stored run, all of them allowed, as text (usually ``name: old -> new``); empty for a
-      new run.
+      The allowed changes relative to the stored run, as strings (usually ``name: old -> new``); empty for a new run.
 
     Raises:
       JaxpflError: if the folder cannot be written; if it contains a run and neither ``resume`` nor ``force`` is true;

@@ -228,7 +228,7 @@ def _constant(summary: dict[str, Any]) -> list[str]:
 
 
 def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Return words for the simulated time of a method, in total and until it reached the score ``time_to``."""
+    """Describe the simulated time of a method, in total and until the method reached the score ``time_to``."""
     total = f"{np.mean(row['simulated_seconds']):.4g} simulated seconds"
     if "seconds_to" not in row:
         return total

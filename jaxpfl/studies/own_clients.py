@@ -441,7 +441,7 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
 
 
 def _scores(found: HeldOut, column: int) -> dict[str, Any]:
-    """Scores of one column, as JSON: ``mse`` (estimated errors about the true means), ``gains``, ``held_out_errors``.
+    """Scores of one column, as JSON: ``mse`` (estimated, relative to the true means), ``gains``, ``held_out_errors``.
 
     Gains are over the local estimates. Standard errors are over clients. Only ``held_out_errors`` include the samples'
     noise.

@@ -23,7 +23,7 @@ STUDIES: Mapping[str, str] = {
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
     "when": "When collaboration helps: the theoretical gain at these settings, what it requires, and phase diagrams.",
 }
-"""First line of the help, by the study's name. The module with this name (underscores for dashes) defines ``STUDY``."""
+"""Description of each study for ``--help``, by name; the module of this name, with underscores, defines ``STUDY``."""
 
 _PAPERS = (
     "histogram",

@@ -112,8 +112,8 @@ def together(do: Callable[[], T]) -> T:
     """Call ``do`` in every process, and return only if none of them fails.
 
     Raises:
-      AgreedError: if ``do`` fails in another process; the message is that of the first process that failed. A process
-        in which ``do`` itself fails raises the original error.
+      AgreedError: if ``do`` fails in another process, with the message of the first process that failed. A process in
+        which ``do`` itself fails raises the original error.
     """
     if not several():
         return do()

@@ -223,7 +223,7 @@ def test_a_result_that_was_changed_is_refused(tmp_path):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
     path.write_text(path.read_text().replace('"ours": 75.0', '"ours": 76.0', 1))
-    with pytest.raises(JaxpflError, match="is damaged or was changed: jaxpfl papers run makes it again"):
+    with pytest.raises(JaxpflError, match="is damaged or was changed: run jaxpfl papers run again to recreate it"):
         results.read(path)
     files.write_json(path, run.run(EXPERIMENT, Way(tmp_path / "fake")).to_json())
     with pytest.raises(JaxpflError, match="has no checksum"):

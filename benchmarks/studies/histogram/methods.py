@@ -430,7 +430,7 @@ class Choice(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise of the private methods for one privacy budget (eps, delta).
+    """Noise of the private methods for one privacy budget (epsilon, delta).
 
     Attributes:
       alone: noise multiplier of a method with a single release; `divided` computes the multipliers for several
@@ -445,7 +445,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """Noise for which all releases used by one private row are together (eps, delta)-DP."""
+    """Noise for which all releases used by one private row are together (epsilon, delta)-DP."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
     part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
@@ -538,7 +538,7 @@ PRINTED = {
     "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
     "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
 }  # fmt: skip
-"""The paper's losses on Reddit, without and with privacy (eps 15, delta 1e-10)."""
+"""The paper's losses on Reddit, without and with privacy (epsilon 15, delta 1e-10)."""
 ORDER = (
     "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
     BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",

@@ -86,7 +86,7 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
 
 
 def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
-    """Run every method, without privacy and at every eps.
+    """Run every method, without privacy and at every epsilon.
 
     The summary ``result`` has the entries
 
@@ -441,7 +441,7 @@ def _cell(row: dict[str, float | None] | None) -> str:
 
 
 def write_plots(folder: Path, study: Made) -> list[Path]:
-    """Plot the loss against eps, and the misclustering rates; write the plots into ``folder``."""
+    """Plot the loss against epsilon, and the misclustering rates; write the plots into ``folder``."""
     drawn = []
     if len(study.result["settings"]["epsilon"]) > 1:
         drawn.append(_against_epsilon(folder, study))

@@ -73,7 +73,7 @@ def parse(text: str) -> Axis:
     Without ``:N``, the axis is a range from which values are drawn.
 
     Raises:
-      JaxpflError: if the text has another form, repeats a value, or has endpoints that the spacing does not allow.
+      JaxpflError: if the string has another form, repeats a value, or has endpoints that the spacing does not allow.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):

@@ -400,7 +400,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
 
 
 def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
-    """Return a setting as text, such as ``lr=0.1, psi_init=3.5``; the prefix ``METHOD.`` of ``method`` is omitted."""
+    """Return a setting as a string, such as ``lr=0.1, psi_init=3.5``, without the prefix ``METHOD.`` of ``method``."""
     return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
 
 
