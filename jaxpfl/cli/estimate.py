@@ -122,7 +122,7 @@ def claim(folder: Path, study: str) -> None:
         raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
     if others and _earlier(folder).get("study") != study:
         raise JaxpflError(
-            f"{folder} holds {others[0]} but no results of jaxpfl estimate {study}: choose another --output"
+            f"{folder} contains {others[0]} but no results of jaxpfl estimate {study}: choose another --output"
         )
 
 

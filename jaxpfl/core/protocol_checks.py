@@ -31,7 +31,7 @@ def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
         raise JaxpflError(
             f"client.update must return (state, Upload, metrics), but the second value has type {type(upload).__name__}"
         )
-    check_same("client.update: state", new, given[4], like="client.init's")
+    check_same("client.update: state", new, given[4], like="client.init's state")
     _check_upload(upload)
     return new, upload, metrics
 
@@ -45,7 +45,7 @@ def call_idle(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     """
     assert client.idle is not None
     new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
-    check_same("client.idle: state", new, given[3], like="client.init's")
+    check_same("client.idle: state", new, given[3], like="client.init's state")
     return new, metrics
 
 
@@ -74,7 +74,7 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
             raise JaxpflError(f"server.update failed ({said}); {difference}") from error
         raise
     new, metrics = _returned("server.update", result, "state", "metrics")
-    check_same("server.update: state", new, given[3], like="server.init's")
+    check_same("server.update: state", new, given[3], like="server.init's state")
     return new, metrics
 
 

@@ -139,10 +139,10 @@ def check_standardizable(source: Source) -> None:
     """
     if source.inputs == "pixels":
         raise JaxpflError(
-            f"standardize applies to features: {source.name} holds pixels, which are standardized when loaded"
+            f"standardize applies to features: {source.name} contains pixels, which are standardized when loaded"
         )
     if source.inputs == "tokens":
-        raise JaxpflError(f"standardize applies to features: {source.name} holds tokens")
+        raise JaxpflError(f"standardize applies to features: {source.name} contains tokens")
 
 
 def _scaling(x: np.ndarray) -> Scaling:

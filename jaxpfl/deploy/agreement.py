@@ -110,7 +110,7 @@ class Agreement:
         settings = {f.name: getattr(spec, f.name) for f in fields(Settings) if not is_default(spec, f.name)}
         for name, value in settings.items():
             if not isinstance(value, str | int | float):
-                raise JaxpflError(f"{name} must be text or a number in a deployment, got {shown(value)}")
+                raise JaxpflError(f"{name} must be a string or a number in a deployment, got {shown(value)}")
         return {
             "settings": settings | {"method": spec.method.name, "num_classes": spec.num_classes},
             "by_name": {"hyper": dict(spec.hyper), "options": dict(spec.options)},

@@ -167,7 +167,7 @@ class Models:
             self._stacks[file] = self._read(file)
         if any(array.ndim == 0 or len(array) <= row for array in self._stacks[file].values()):
             raise JaxpflError(
-                f"{self._folder / file} holds fewer clients than {MANIFEST}, which lists at least {row + 1}"
+                f"{self._folder / file} contains fewer clients than {MANIFEST}, which lists at least {row + 1}"
             )
         return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
 
@@ -351,7 +351,7 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
         remedy = f": jaxpfl export {folder} writes them" if (folder / "config.json").is_file() else ""
-        raise JaxpflError(f"{folder} holds no exported models: {MANIFEST} is missing{remedy}")
+        raise JaxpflError(f"{folder} contains no exported models: {MANIFEST} is missing{remedy}")
     files.check_checksum(folder, MANIFEST)
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -367,7 +367,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
       JaxpflError: if the name is unknown, or if no name is given and there are several methods.
     """
     if name is None and len(known) != 1:
-        raise JaxpflError(f"{where} holds several methods: choose one of {', '.join(known)}")
+        raise JaxpflError(f"{where} contains several methods: choose one of {', '.join(known)}")
     name = next(iter(known)) if name is None else name
     if name not in known:
         raise unknown_name(f"method of {where}", name, known)
@@ -377,7 +377,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
 def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
     """Make the error for an unknown client, with the nearest known id."""
     if not len(known):
-        return JaxpflError(f"unknown client {client_id}: the folder holds global models only")
+        return JaxpflError(f"unknown client {client_id}: the folder contains global models only")
     nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]
     return JaxpflError(
         f"unknown client {client_id}: did you mean {nearest}? (known: {len(known)} from {known.min()} to {known.max()})"

@@ -413,7 +413,7 @@ def start_from(task: Task, parameters: PyTree) -> Task:
         with np.errstate(over="ignore"):  # values that overflow become infinite, which is an error below
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
-            raise JaxpflError(f"the given parameters must be finite, but {path!r} holds a NaN or infinite value")
+            raise JaxpflError(f"the given parameters must be finite, but {path!r} contains a NaN or infinite value")
     tree = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
     return task._replace(model=task.model._replace(init=lambda key, x: jax.tree.map(jnp.asarray, tree)))
 

@@ -176,7 +176,7 @@ class Checkpoints:
             raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
         state = jax.tree.map(_typed, tree["state"], like)
         if (found := int(np.ravel(state.round)[0])) != round:
-            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it holds round {found})")
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it contains round {found})")
         return state, float(tree["seconds"])
 
 

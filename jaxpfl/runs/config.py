@@ -189,7 +189,7 @@ def resolve(config: RunConfig) -> RunConfig:
     for one in dataclasses.fields(config):  # Python functions cannot be written as text, and a config is stored as text
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(f"{one.name} must be text in a run that is stored, got {shown(value)}: use jaxpfl.fit")
+            raise JaxpflError(f"{one.name} must be a string in a stored run, got {shown(value)}: use jaxpfl.fit")
     metrics.parse_metrics(config.metrics)
     folder = data_folder(config.data, config.data_dir)
     if (
@@ -511,7 +511,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except JaxpflError:
         raise
     except Exception as error:
-        raise JaxpflError(f"config {path} does not parse: {one_line(error)}") from None
+        raise JaxpflError(f"cannot parse config {path}: {one_line(error)}") from None
     _check_parts(values, path)
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
@@ -545,7 +545,7 @@ def _check_parts(value: Any, path: Path) -> None:
         part = rest.pop()
         parts += 1
         if parts > _MOST_PARTS:
-            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or a value that contains itself")
+            raise JaxpflError(f"config {path} contains more than {_MOST_PARTS} values, or a value that contains itself")
         rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 

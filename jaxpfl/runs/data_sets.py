@@ -116,7 +116,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
 def _refuse_test_users(config: DataConfig) -> None:
     if isinstance(config.unseen_clients, str):
         raise JaxpflError(
-            f"unseen_clients = {config.unseen_clients}: a saved federation cannot hold test users; leave it out"
+            f"unseen_clients = {config.unseen_clients}: a saved federation cannot contain test users; leave it out"
         )
 
 
@@ -296,7 +296,7 @@ def model_for(source: Source) -> str:
         if largest >= source.num_classes:
             raise JaxpflError(
                 f"data set {source.name!r} has tokens up to {largest} but only {source.num_classes} classes, and gru "
-                "predicts the next token: in Python, pass fit a model with a larger vocabulary"
+                "predicts the next token: in Python, pass a model with a larger vocabulary to fit"
             )
         return "gru"
     return "cnn" if len(shape) in (2, 3) and min(shape[:2]) >= _SMALLEST_IMAGE else "mlp"

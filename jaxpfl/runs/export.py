@@ -274,7 +274,7 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
         raise JaxpflError(f"--private-only exports one private method: {some if claims else none}")
     ((name, claim),) = claims.items()
     if found[name].get("stopped_after"):
-        raise JaxpflError(f"--private-only: {name} stopped in a round that was chosen without noise (patience)")
+        raise JaxpflError(f"--private-only cannot export {name}, whose last round was chosen without noise (patience)")
     return [name], {key: claim[key] for key in ("unit", "relation", "epsilon", "delta", "says")}
 
 
@@ -417,7 +417,7 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     if path.is_file():
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:
-            raise JaxpflError(f"warm_start: {path} holds several clients' models; export them with --per-client")
+            raise JaxpflError(f"warm_start: {path} contains several clients' models; export them with --per-client")
         return arrays
     if (path / MANIFEST).is_file():
         models = load_models(path, method)

@@ -193,7 +193,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
         value = value.item() if isinstance(value, np.generic) else value
         if value is None or isinstance(value, (str, int, float, *allowed)):
             return value
-        words = f"{name} must be text or a number in a run that is stored, got a {type(value).__name__}"
+        words = f"{name} must be a string or a number in a stored run, got a {type(value).__name__}"
         raise JaxpflError(f"{words}: {instead or 'leave out output'}")
 
     own = "put it into a file and write FILE.py:NAME"
@@ -205,7 +205,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
     texts = {name: str(plain(f"{spec.method.name}.{name}", value)) for name, value in entries.items()}
     first, runs = next(iter(spec.seeds), 0), len(spec.seeds)
     if any(seed != first + run for run, seed in enumerate(spec.seeds)):
-        raise JaxpflError(f"seeds must be consecutive numbers in a run that is stored, got {shown(settings['seeds'])}")
+        raise JaxpflError(f"seeds must be consecutive numbers in a stored run, got {shown(settings['seeds'])}")
     plain("warm_start", spec.warm_start)
     plain("privacy", spec.privacy, PrivacyConfig, instead="write a PrivacyConfig")
     return RunConfig(

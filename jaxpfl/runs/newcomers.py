@@ -90,6 +90,6 @@ def _labels(table: Table, target: str, experiment: Experiment) -> tuple[np.ndarr
     wrong = known & ~equal.any(axis=1)
     if wrong.any():
         row = int(wrong.argmax())
-        cell = f"column {shown(target)} holds {shown(table.cells[target].iloc[row])}"
-        raise JaxpflError(f"{table.path} line {table.lines[row]}: {cell}, not a class of the run")
+        cell = f"column {shown(target)} contains {shown(table.cells[target].iloc[row])}"
+        raise JaxpflError(f"{table.path} line {table.lines[row]}: {cell}, which is not a class of the run")
     return equal.argmax(axis=1), known

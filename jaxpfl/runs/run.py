@@ -232,7 +232,7 @@ def _run_method(
     if secret and done < rounds and not over:
         if noise_keys.is_gone(state):
             raise JaxpflError(_refusal(done))
-        reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
+        reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} has the secret seed of the noise")
     uplink = results.Uplink(simulation, state) if simulation.algorithm.counts_bits else None
 
     def write(new: list[dict[str, Any]]) -> None:

@@ -180,11 +180,11 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
         check_replaceable(folder, mark, parts)
     elif stored and not resume:
         ways = "choose another output folder; on the command line, --resume continues it and --force replaces it"
-        raise JaxpflError(f"{folder} already holds a {kind}: {ways}")
+        raise JaxpflError(f"{folder} already contains a {kind}: {ways}")
     # Hidden files are ignored: a process that is killed while it writes a file leaves one.
     names = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.is_dir() else set()
     if not stored and names - {FEDERATION}:
-        raise JaxpflError(f"{folder} is not empty and holds no {kind}: choose another output folder")
+        raise JaxpflError(f"{folder} is not empty and contains no {kind}: choose another output folder")
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:

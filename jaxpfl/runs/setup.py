@@ -378,7 +378,7 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     for line, row in zip(cells.index, cells.to_numpy().tolist(), strict=True):
         if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
             raise JaxpflError(
-                f"{path} line {line} must hold the ids of two different clients of the data, got {shown(','.join(row))}"
+                f"{path} line {line} must contain the ids of two different clients, got {shown(','.join(row))}"
             )
         pairs.append([place[cell] for cell in row])
     return graphs.from_edges(pairs, len(client_ids))

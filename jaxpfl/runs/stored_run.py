@@ -178,7 +178,7 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
     rounds = done.get("stopped_after") or require(run.config.rounds)
     remedy = f"delete {run.folder / 'methods' / method}.json, then --resume the run to recreate it"
     if not (folder / str(rounds)).is_dir():
-        raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
+        raise JaxpflError(f"{folder} contains no checkpoint of round {rounds}: {remedy}")
     simulation.keep_clients_in(run.folder / "clients" / method, [rounds])
     like = simulation.checkpointed(simulation.init(run.seeds))
     try:

@@ -274,7 +274,7 @@ def check_checksums(folder: Path) -> None:
     except OSError as error:
         raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
     if found != written:  # compared byte by byte, so that an edit of the checksum file is an error too
-        raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {CHECKSUMS}")
+        raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not match {CHECKSUMS}")
 
 
 def check_checksum(folder: Path, name: str) -> None:
@@ -292,7 +292,7 @@ def check_checksum(folder: Path, name: str) -> None:
         why = missing if isinstance(error, FileNotFoundError) else error.strerror
         raise JaxpflError(f"cannot read {folder}: {why}") from None
     if found not in known:
-        raise JaxpflError(f"{folder} is damaged: {name} does not fit {CHECKSUMS}")
+        raise JaxpflError(f"{folder} is damaged: {name} does not match {CHECKSUMS}")
 
 
 def _sums(folder: Path) -> bytes:

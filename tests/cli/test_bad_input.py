@@ -86,7 +86,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         ([*SPENT, "2", "--cohort", "5"], "--cohort requires --clients"),
         ([*SPENT, "1e-9"], "is too small for 9 rounds"),
         ([*PAPER, "--steps", "3000", "--delta", "1e-4", "--tau", "7"], "steps must be a multiple of tau (7), got 3000"),
-        (["run", "fedavg", "--standardize"], "digits holds pixels, which are standardized when loaded"),
+        (["run", "fedavg", "--standardize"], "digits contains pixels, which are standardized when loaded"),
         (["run", "fedavg", *SMALL, "--seeds", "1000000000", "--output", "r"], "error: the states need "),
         (["run", "fedavg", "--output", "a" * 300], f"(File name too long), got '{'a' * 40}... (300 characters)'"),
         (["data", "describe", "--data", "npz:" + "a" * 300], "aaa: File name too long\n"),

@@ -87,8 +87,8 @@ def test_a_report_of_an_unfinished_run_has_what_there_is(runs: Path, copied, cap
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["{a}/methods"], "a/methods holds no run, sweep or study: no config.json, sweep.json or summary.json in it"),
-        (["{a}/nothing"], "holds no run, sweep or study: it does not exist"),
+        (["{a}/methods"], "a/methods contains no run, sweep or study: no config.json, sweep.json or summary.json"),
+        (["{a}/nothing"], "contains no run, sweep or study: it does not exist"),
         (["{a}", "--output", "{a}/config.json"], "was not written by jaxpfl report"),
     ],
 )
@@ -217,7 +217,7 @@ def change_seed(path: Path) -> None:
         ("a", "summary.json", change_number, "but its clients give"),
         ("a", "summary.json", cut, "not JSON"),
         ("a", "config.json", cut, "not JSON"),
-        ("a", "checkpoints", cut, "does not fit SHA256SUMS"),
+        ("a", "checkpoints", cut, "does not match SHA256SUMS"),
         ("s", "journal/main.jsonl", change_seed, "is damaged"),
         ("e", "plots/gain-epsilon.png", Path.unlink, "is missing"),
     ],

@@ -137,7 +137,7 @@ def test_a_run_is_that_of_fit_and_its_folder_lives_on_without_the_file(here: Pat
     assert json.loads((here / "moved" / "config.json").read_text())["code"] == record["code"]
     np.testing.assert_array_equal(scores(here / "moved", "mixed"), longer.personalized_accuracy)
     (here / "moved" / "code" / "beside.py").write_text("SHARE = 1\n")
-    assert "beside.py does not fit SHA256SUMS" in jaxpfl(capsys, "check", "moved").out
+    assert "beside.py does not match SHA256SUMS" in jaxpfl(capsys, "check", "moved").out
     assert jaxpfl(capsys, "export", "moved", "--output", "out").err.startswith("error: moved/code is damaged")
 
 

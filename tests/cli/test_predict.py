@@ -154,13 +154,13 @@ def test_new_clients_and_what_a_new_table_may_not_hold(capsys, labels, tmp_path)
     cases = {
         "require a global model, but fedem has none": (rows, "fedem"),
         "'dose'": (good.drop(columns="dose"), "ditto"),
-        "line 2: column 'ward' holds 'ER'": (good.assign(ward="ER"), "ditto"),
+        "line 2: column 'ward' contains 'ER'": (good.assign(ward="ER"), "ditto"),
         "line 2: no value in column 'dose'": (good.assign(dose=""), "ditto"),
         "line 2: dose must be a finite number": (good.assign(dose="much"), "ditto"),
         "line 2: no name in column 'hospital'": (good.assign(hospital=""), "ditto"),
         "did you mean 'Hospitals'": (good.rename(columns={"hospital": "Hospitals"}), "ditto"),
         "the file has a header but no rows": (good.iloc[:0], "ditto"),
-        "holds several methods": (good, None),
+        "contains several methods": (good, None),
     }
     for message, (table, method) in cases.items():
         table.to_csv(tmp_path / "new.csv", index=False)
@@ -184,7 +184,7 @@ def test_new_clients_and_what_a_new_table_may_not_hold(capsys, labels, tmp_path)
 def test_models_of_an_older_version_and_damaged_programs(capsys, labels, tmp_path):
     folder = shutil.copytree(labels / "models", tmp_path / "models")
     (folder / "ditto" / "personal.stablehlo").write_bytes(b"x")
-    with pytest.raises(JaxpflError, match=r"personal.stablehlo does not fit"):
+    with pytest.raises(JaxpflError, match=r"personal.stablehlo does not match"):
         load_models(folder, "ditto").predict("Zug", visits().iloc[:1])
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("inputs", "columns", "client_names", "task"):

@@ -113,7 +113,7 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     folder = tmp_path / "run"
     shown = jaxpfl(capsys, *args, "--output", folder)
     assert shown.status == 0, shown.err
-    assert "holds the secret seed of the noise" in " ".join(shown.err.split())
+    assert "has the secret seed of the noise" in " ".join(shown.err.split())
     claim = json.loads((folder / "summary.json").read_text())["methods"]["fedavg"]["privacy"]
     assert claim["noise_seed"] == "secret"
     assert "noise from the operating system" in claim["says"]

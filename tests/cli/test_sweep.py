@@ -77,10 +77,10 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
 
 def test_a_folder_of_something_else_is_refused(capsys, small: Path, tmp_path: Path):
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small))
-    assert "already holds a sweep: choose another output folder" in result.err
+    assert "already contains a sweep: choose another output folder" in result.err
     (tmp_path / "x").write_text("mine")
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(tmp_path))
-    assert "is not empty and holds no sweep" in result.err
+    assert "is not empty and contains no sweep" in result.err
     other = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small), "--resume")
     assert "--resume would change the sweep" in other.err
 

@@ -81,21 +81,21 @@ INNER = {"total": lambda total: {"inner": total}}
 WRONG = {
     "a state of another shape": (
         {"state": keeping(seen=jnp.zeros(()))},
-        r"client.update: state['seen'] is float32[], but client.init's['seen'] is float32[3]",
+        r"client.update: state['seen'] is float32[], but client.init's state['seen'] is float32[3]",
     ),
     "a state of another dtype": (
         {"state": keeping(seen=jnp.arange(3))},
-        "client.update: state['seen'] is int32[3], but client.init's['seen'] is float32[3]",
+        "client.update: state['seen'] is int32[3], but client.init's state['seen'] is float32[3]",
     ),
     "a leaf more": (
         {"state": keeping(new=jnp.zeros(()))},
-        "client.update: state differs in structure from client.init's: it has a leaf ['new']",
+        "client.update: state differs in structure from client.init's state: it has a leaf ['new']",
     ),
-    "a leaf less": ({"state": lambda state: {"seen": state["seen"]}}, "client.init's: it lacks the leaf ['rounds']"),
+    "a leaf less": ({"state": lambda state: {"seen": state["seen"]}}, "state: it lacks the leaf ['rounds']"),
     "no array": ({"state": keeping(rounds=4)}, "client.update: state['rounds'] must be an array, got 4"),
     "an idle client's state": (
         {"idle": scalars},
-        "client.idle: state['seen'] is float32[], but client.init's['seen'] is float32[3]",
+        "client.idle: state['seen'] is float32[], but client.init's state['seen'] is float32[3]",
     ),
     "two values": (
         {"update": lambda state, upload, metrics: (state, upload)},
@@ -145,7 +145,7 @@ WRONG = {
     ),
     "a server's state": (
         {"server": scalars},
-        "server.update: state['head']['bias'] is float32[], but server.init's['head']['bias'] is float32[3]",
+        "server.update: state['head']['bias'] is float32[], but server.init's state['head']['bias'] is float32[3]",
     ),
     "a server's values": ({"served": lambda mu, reduced: mu}, "server.update must return (state, metrics), got a dict"),
 }

@@ -91,7 +91,7 @@ def test_classes_are_numbered_and_keep_their_names(tmp_path: Path, labels: np.nd
 def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple) -> None:
     save(tmp_path / "a.npz", x_train=X, y_train=(np.float32(Y) + 4).reshape(shape))
     name = f"npz:{tmp_path / 'a.npz'}"
-    with pytest.raises(JaxpflError, match=r"y_train holds whole numbers as float32: set the task \(--task regression"):
+    with pytest.raises(JaxpflError, match=r"contains whole numbers as float32: set the task \(--task regression"):
         load(name)
     found = load(name, task="regression")
     assert (found.task, found.y_train.dtype, found.y_train.max()) == ("regression", np.float32, 6)

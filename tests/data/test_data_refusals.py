@@ -85,7 +85,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": "\n \n"}, table(), "own.csv: the file is empty"),
     ({"own.csv": ",\n"}, table(), "own.csv: the file is empty: no line has any value"),
     ({"own.csv": HEAD}, table(), "own.csv: the file has a header but no rows"),
-    ({"own.csv": "1,2,3,4\n5,6,7,8\n"}, table(), "line 1: expected the names of columns, got numbers: add a header"),
+    ({"own.csv": "1,2,3,4\n5,6,7,8\n"}, table(), "line 1: expected column names, got numbers: add a header"),
     ({"own.csv": "city,,x,price\na,1,2,3\n"}, table(), "line 1: column 2 has no name"),
     ({"own.csv": "city,x,x,price\na,1,2,3\n"}, table(), "line 1: two columns are named 'x'"),
     (
@@ -103,10 +103,10 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
     ({"own.csv": ROWS}, table(task="multilabel"), "for one use classification, binary, ranking or"),
     ({"own.csv": ROWS + "Bern,1,gas\n"}, table(), "line 6: no value in column 'price'"),
-    ({"own.csv": ROWS + "Bern,1,gas,1e39\n"}, table(), "line 6: column 'price' holds a number beyond float32's range"),
+    ({"own.csv": ROWS + "Bern,1,gas,1e39\n"}, table(), "column 'price' contains a number beyond float32's range"),
     ({"own.csv": ROWS + "Bern,nan,gas,2\n"}, table(), "line 6: no value in column 'area': .* --missing drop"),
-    ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' holds 'inf', but most other"),
-    ({"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"}, table(), r"'heating' holds numbers with a mark, such as '\$1'"),
+    ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' contains 'inf', but most other"),
+    ({"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"}, table(), r"'heating' contains numbers with a mark, such as '\$1'"),
     (
         {"own.csv": HEAD + "".join(f"a,1,note {i},2\nb,1,note {i}b,3\n" for i in range(5))},
         table(),
@@ -125,7 +125,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"a.csv": "user,token,count\nann,a\n"}, tokens, "line 2 must have a user, a token and a count, got 'ann,a'"),
     ({"a.csv": "user,token,count\nann,a,0\n"}, tokens, "line 2: count must be a whole number from 1 to 2147483647"),
     ({"a.csv": "user,token,count\nann,a,3\nann,a,4\n"}, tokens, "line 3: user 'ann' has the token 'a' twice"),
-    ({}, irc, r"data set 'irc': file .* not found: put it there"),
+    ({}, irc, r"file .* of data set 'irc' not found: put it there"),
     *(
         ({"irc/ubuntu_irc_user_counts.npz": IRC | change}, irc, message)
         for change, message in (
@@ -166,13 +166,13 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (leaf([[["w"]], "w"], [{"target_tokens": [["w"]]}] * 2), OF_LEAF, "must be lists of sequences"),
     (leaf([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}]), OF_LEAF, "count_tokens must be numbers"),
     (leaf([[[1, 2]]], [{"target_tokens": [[2, -3]]}]), OF_LEAF, r"tokens must be integers from 0 to 2"),
-    (leaf([[0.5] * 9], [62]), of("leaf:own", task="next-token"), "holds images, but the task next-token requires text"),
+    (leaf([[0.5] * 9], [62]), of("leaf:own", task="next-token"), "images, but the task next-token requires text"),
     (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), cut=5)}, OF_IDX, "is truncated: .* requires 72 bytes"),
     (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), more=b"x")}, OF_IDX, "is too long: .* requires 72 bytes"),
     (IDX | {"own/train-images-idx3-ubyte": b""}, OF_IDX, r"magic number is \(empty file\)"),
     (IDX | {"own/train-images-idx3-ubyte": gzip.compress(idx((6, 4, 3)))[:-12]}, OF_IDX, "truncated: its gzip stream"),
     (IDX | {"own/train-images-idx3-ubyte": b"\x1f\x8b" + b"\xff" * 40}, OF_IDX, "is damaged: "),
-    (IDX | {"own/train-labels-idx1-ubyte": idx((4,))}, OF_IDX, "holds 6 images but .* holds 4 labels"),
+    (IDX | {"own/train-labels-idx1-ubyte": idx((4,))}, OF_IDX, "contains 6 images but .* contains 4 labels"),
     (IDX | {"own/t10k-images-idx3-ubyte": idx((6, 4, 3))}, OF_IDX, r"no file t10k-labels-idx1-ubyte \(or .gz\) in"),
     ({}, of("mnist"), "no file train-images-idx3-ubyte .*mnist.*JAXPFL_DATA_DIR or --data-dir"),
     ({}, of("cifar10"), "no folder cifar-10-batches-py or cifar-10-batches-bin and no cifar10.npz"),
@@ -182,8 +182,8 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         (CIFAR | {"cifar-10-batches-py/data_batch_2": batch}, of("cifar10"), message)
         for batch, message in (
             (pickle.dumps([1, 2])[:9], r"data_batch_2 is truncated or damaged \(\d+ bytes\)"),
-            ([1, 2], "it holds a list, expected a dictionary"),
-            ({b"labels": [1]}, r"it has no 'data' \(it holds labels\)"),
+            ([1, 2], "it contains a list, expected a dictionary"),
+            ({b"labels": [1]}, r"has no 'data' \(it contains labels\)"),
             ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [10] * 2}, "labels are 10 to 10, expected 0 to 9"),
         )
     ),
@@ -199,7 +199,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         )
     ),
     ({"own": "1 1:1\n2 1:2\n", "own.t": "3 1:1\n"}, of("libsvm:own"), "label 3 is not among the training labels"),
-    ({"a.npz": {"a\nb": X}}, OF_NPZ, r"no array 'x_train' \(it holds 'a\\nb'\)"),
+    ({"a.npz": {"a\nb": X}}, OF_NPZ, r"no array 'x_train' \(it contains 'a\\nb'\)"),
     ({"a.npz": b"no archive"}, OF_NPZ, "damaged or is not an .npz archive"),
     (npz(x_test=X), OF_NPZ, "must have both x_test and y_test"),
     (
@@ -220,7 +220,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ),
     (npz(users_train=Y[:2]), OF_NPZ, r"must have a user \(integer or string\) for each of 6 examples"),
     ({"own/a": b"four"}, of("text:own", window=4), "a has 4 bytes, but a window of 4 requires 5: use a shorter window"),
-    ({"own/a": b"caf\xe9 noir"}, of("text:own", window=4), r"a: byte 3 is not UTF-8, b'\\xe9 no': save the text"),
+    ({"own/a": b"caf\xe9 noir"}, of("text:own", window=4), r"a: byte 3 is not UTF-8, b'\\xe9 no': save the file"),
     ({}, of("text:own", window=0), "window must be >= 1, got 0"),
     ({}, of("digits", tokens=True), "tokens applies to npz:FILE and leaf:FOLDER, not to digits"),
     ({}, of("school"), "school.mat is missing: put it there"),
@@ -318,7 +318,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         split(TOY._replace(x_train=np.stack([1.7e9 + np.arange(60), np.where(np.arange(60) == 4, 1e300, 0)], axis=1))),
         "toy', train: an input of example 4 is NaN, infinite or beyond float32's range",
     ),
-    (split(TOY._replace(inputs="tokens"), standardize=True), "standardize applies to features: toy holds tokens"),
+    (split(TOY._replace(inputs="tokens"), standardize=True), "standardize applies to features: toy contains tokens"),
     (
         lambda: unseen(source_of(USERS, USERS, users=USERS, users_test=USERS)),
         "all its test users have training examples",

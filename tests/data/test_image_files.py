@@ -137,7 +137,7 @@ def test_a_gzip_stream_is_not_inflated_beyond_its_header(tmp_path: Path) -> None
         ("long", r"too long: the shape .* requires 12 bytes"),
         ("short", r"truncated: the shape .* requires \d+ bytes"),
         ("plain", r"truncated: the shape .* requires \d+ bytes"),
-        ("good", r"holds 16 images but .* holds 6 labels"),
+        ("good", r"contains 16 images but .* contains 6 labels"),
     ):
         with pytest.raises(JaxpflError, match=message):
             read_idx_pair(tmp_path / name, tmp_path / "labels") if name == "good" else read_idx(tmp_path / name, 3)

@@ -40,9 +40,9 @@ def test_the_record_gives_the_features_of_the_table_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("Zug,60,oil", "Zug,60,wood", r"line 3: column 'heating' holds 'wood', which is not one of .*: gas, oil"),
+        ("Zug,60,oil", "Zug,60,wood", r"line 3: column 'heating' contains 'wood', which is not one of .*: gas, oil"),
         ("Zug,60,oil", "Zug,many,oil", r"line 3: area must be a finite number, got 'many'"),
-        ("Zug,60,oil", "Zug,1e99,oil", r"line 3: column 'area' holds a number beyond float32's range"),
+        ("Zug,60,oil", "Zug,1e99,oil", r"line 3: column 'area' contains a number beyond float32's range"),
         ("Zug,60,oil", "Zug,,oil", r"line 3: no value in column 'area': fill it in"),
         ("Zug,60,oil", "Zug,60,NA", r"line 3: no value in column 'heating': fill it in"),
         ("heating", "boiler", r"column of .*new.csv 'heating' \(known: area, boiler, city, price\)"),
@@ -133,13 +133,13 @@ def test_dates_become_days(tmp_path: Path, dates: list[str], days: list[float]) 
 @pytest.mark.parametrize(
     ("dates", "words"),
     [
-        (["3/1/2025", "4/1/2025"], "line 2: column 'day' holds '3/1/2025', and no row shows which number is the day"),
+        (["3/1/2025", "4/1/2025"], "column 'day' contains '3/1/2025', and no row shows which number is the day"),
         (
             ["13/1/2025", "1/13/2025"],
-            "line 3: column 'day' holds '1/13/2025', not a date: write it like the other rows",
+            "line 3: column 'day' contains '1/13/2025', not a date: write it like the other rows",
         ),
-        (["2025-02-28", "2025-02-29"], "line 3: column 'day' holds '2025-02-29', not a date"),
-        (["1/2/25", "45000"], "line 2: column 'day' holds '1/2/25', not a date"),
+        (["2025-02-28", "2025-02-29"], "line 3: column 'day' contains '2025-02-29', not a date"),
+        (["1/2/25", "45000"], "line 2: column 'day' contains '1/2/25', not a date"),
         (["2025-02-28", ""], "line 3: no value in column 'day'"),
     ],
 )

@@ -49,9 +49,9 @@ def test_other_separators(tmp_path: Path, mark: str) -> None:
 @pytest.mark.parametrize(
     ("target", "task", "classes", "words"),
     [
-        ("price", "regression", 1, "holds 4 different values, real numbers"),
-        ("heating", "classification", 2, "holds 2 different values, text"),
-        ("area", "classification", 4, "holds 4 different values, whole numbers"),
+        ("price", "regression", 1, "contains 4 different values, real numbers"),
+        ("heating", "classification", 2, "contains 2 different values, text"),
+        ("area", "classification", 4, "contains 4 different values, whole numbers"),
     ],
 )
 def test_the_task_follows_the_labels_and_is_said(tmp_path: Path, target, task, classes, words) -> None:
@@ -110,8 +110,8 @@ TAGS = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"
 @pytest.mark.parametrize(
     ("target", "task", "words"),
     [
-        ("calm,dry", "multilabel", "calm, dry hold only 0 and 1"),
-        ("y, calm", "regression", "y, calm hold numbers other than 0 and 1"),
+        ("calm,dry", "multilabel", "calm, dry contain only 0 and 1"),
+        ("y, calm", "regression", "y, calm contain numbers other than 0 and 1"),
     ],
 )
 def test_several_columns_of_labels(tmp_path: Path, target, task, words) -> None:
@@ -302,6 +302,6 @@ def test_clients_without_text_are_left_out_and_said(tmp_path):
     (tmp_path / "b").write_bytes(b"")
     with (
         pytest.warns(JaxpflWarning, match="2 clients without examples are left out"),
-        pytest.raises(JaxpflError, match="holds no text"),
+        pytest.raises(JaxpflError, match="contains no text"),
     ):
         load(name, window=T)

@@ -229,7 +229,7 @@ def test_half_made_files_are_made_anew(tmp_path: Path) -> None:
 
 def test_other_states_are_refused(tmp_path: Path) -> None:
     begun(tmp_path / "s")
-    with pytest.raises(JaxpflError, match="holds the clients' states of other runs: delete it to start anew"):
+    with pytest.raises(JaxpflError, match="contains the clients' states of other runs: delete it to start anew"):
         Disk(tmp_path / "s", SHAPES, ["a", "c"])
 
 

@@ -41,7 +41,7 @@ def test_rows_are_those_of_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 5, 4), np.float32), (SHAPE, np.float64)])
 def test_another_array_is_refused(tmp_path: Path, shape: tuple[int, ...], dtype):
-    with pytest.raises(JaxpflError, match=r"rows.npy is damaged: it holds \(2, 5, 3\) of float32$"):
+    with pytest.raises(JaxpflError, match=r"rows.npy is damaged: it contains \(2, 5, 3\) of float32$"):
         RowFile.existing(made(tmp_path), shape, np.dtype(dtype))
 
 

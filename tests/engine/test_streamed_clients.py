@@ -116,7 +116,7 @@ def test_states_on_disk_are_announced_and_have_no_names(tmp_path: Path, monkeypa
     with pytest.warns(JaxpflWarning, match=rf"clients' states, 50\.8 KiB, are written to temporary .* {tmp_path}"):
         state = made.init([0])
     assert not list(tmp_path.iterdir())
-    with pytest.raises(JaxpflError, match="were in temporary files, which no longer hold round 0"):
+    with pytest.raises(JaxpflError, match="were in temporary files, which no longer contain round 0"):
         made.adopt(made.checkpointed(state))
 
 

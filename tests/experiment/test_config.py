@@ -125,7 +125,7 @@ def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.toml", "rounds = [", "does not parse"),
+        ("a.toml", "rounds = [", "cannot parse config"),
         ("a.yaml", "- 1", "must be a table"),
         ("a.ini", "", "must end in"),
         ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' occurs twice in one object"),

@@ -164,7 +164,7 @@ def test_a_lost_or_damaged_checkpoint(copied):
         export(copied, wanted=Selection("local"))
     assert place.is_dir(), "only a run that goes on may delete it"
     shutil.rmtree(place)
-    with pytest.raises(JaxpflError, match="holds no checkpoint of round 3"):
+    with pytest.raises(JaxpflError, match="contains no checkpoint of round 3"):
         export(copied, wanted=Selection("local"))
     assert not (copied / "models").exists()
 

@@ -113,18 +113,18 @@ def test_a_fit_that_ctrl_c_stops_is_resumed(federation, tmp_path) -> None:
         results.read_arrays(folder, "fedavg")[1]["after_accuracy"], whole.personalized_accuracy
     )
     assert open_run(folder).config.cohort == 3
-    with pytest.raises(jaxpfl.JaxpflError, match="already holds a run"):
+    with pytest.raises(jaxpfl.JaxpflError, match="already contains a run"):
         jaxpfl.fit("fedavg", federation, **SMALL, output=folder)
 
 
 REFUSED = [
-    ({"model": nn.Dense(10)}, "model must be text or a number in a run that is stored, got .*write FILE.py:NAME"),
-    ({"method": jaxpfl.METHODS["fedavg"]._replace(name="own")}, "method must be text .*: put it into a file and write"),
-    ({"lr": [0.1, 0.2]}, r"lr must be text or a number in a run that is stored, got .*: leave out output"),
-    ({"hyper": {"lr": np.array([0.1, 0.2])}}, "fedavg.lr must be text or a number"),
+    ({"model": nn.Dense(10)}, "model must be a string or a number in a stored run, got .*write FILE.py:NAME"),
+    ({"method": jaxpfl.METHODS["fedavg"]._replace(name="own")}, "method must be .*: put it into a file and write"),
+    ({"lr": [0.1, 0.2]}, r"lr must be a string or a number in a stored run, got .*: leave out output"),
+    ({"hyper": {"lr": np.array([0.1, 0.2])}}, "fedavg.lr must be a string or a number"),
     ({"seeds": [0, 2]}, "seeds must be consecutive numbers"),
     ({"seeds": [1, 0]}, "seeds must be consecutive numbers"),
-    ({"warm_start": {"head/kernel": np.zeros(3)}}, "warm_start must be text or a number"),
+    ({"warm_start": {"head/kernel": np.zeros(3)}}, "warm_start must be a string or a number"),
     ({"privacy": Mechanism(1.0, 1.0)}, "privacy must be .*: write a PrivacyConfig"),
     ({"privacy": PrivacyConfig(epsilon=8.0)}, "delta"),
     (

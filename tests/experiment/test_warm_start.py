@@ -81,7 +81,7 @@ def test_fit_starts_from_a_tree(flat):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("{run}", "holds several methods: choose one of local, fedavg"),
+        ("{run}", "contains several methods: choose one of local, fedavg"),
         ("{run}:fedavgg", "did you mean 'fedavg'"),
         ("{run}:local", "local of .* has no global model"),
         ("{models}:local", "local of .* has no global model"),
@@ -98,7 +98,7 @@ def test_what_cannot_be_read(first, exported, place: str, message: str):
 @pytest.mark.slow
 def test_the_models_of_several_clients_are_no_start(first, tmp_path):
     folder, _ = export(first, tmp_path / "stacked", Selection("local"))
-    with pytest.raises(JaxpflError, match="holds several clients' models"):
+    with pytest.raises(JaxpflError, match="contains several clients' models"):
         read_parameters(str(folder / "local" / "personal.npz"))
 
 

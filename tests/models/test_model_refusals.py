@@ -61,7 +61,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (started(dense0_kernel=np.zeros((4, 6))), r"'dense0/kernel' is \(4, 6\) in them but \(4, 5\) in the model"),
         (started(head_scale=np.zeros(3)), r"'head/scale' is \(3,\) in them but absent in the model"),
         (started(head_bias=None), r"'head/bias' is absent in them but \(3,\) in the model"),
-        (started(head_bias=np.full(3, 1e300)), "must be finite, but 'head/bias' holds a NaN or infinite"),
+        (started(head_bias=np.full(3, 1e300)), "must be finite, but 'head/bias' contains a NaN or infinite"),
         (started(head_bias=np.array(list("abc"))), "must be numbers, but 'head/bias' is <U1"),
         (adapted(rank=0), "lora: the rank must be >= 1, got 0"),
         (adapted(at="dense1/*"), r"no parameter matches at='dense1/\*' \(there are dense0/kernel, head/kernel\)"),

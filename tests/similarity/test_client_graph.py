@@ -133,7 +133,7 @@ def test_the_file(tmp_path):
     assert read_graph(path, ids).edges == 0
     for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 2), ("7,3,1.5", 1)):
         path.write_text(text)
-        with pytest.raises(JaxpflError, match=f"line {line} must hold the ids of two different clients"):
+        with pytest.raises(JaxpflError, match=f"line {line} must contain the ids of two different clients"):
             read_graph(path, ids)
     with pytest.raises(JaxpflError, match="cannot read"):
         read_graph(tmp_path / "none.csv", ids)

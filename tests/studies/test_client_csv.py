@@ -122,7 +122,7 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
     [
         ("", {}, "own.csv: the file is empty"),
         ("client,value\n", {}, "own.csv: the file has a header but no rows"),
-        ("1.5,2,3\n4.5,5,6\n", {}, "line 1: expected the names of columns, got numbers: add a header"),
+        ("1.5,2,3\n4.5,5,6\n", {}, "line 1: expected column names, got numbers: add a header"),
         ("client,,value\na,1,2\n", {}, "line 1: column 2 has no name"),
         ("client,value,value\na,1,2\n", {}, "line 1: two columns are named 'value'"),
         ("client,value\na,1\n\nb,x\n", {}, "line 4: value must be a finite number, got 'x'"),

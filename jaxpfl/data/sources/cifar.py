@@ -142,10 +142,10 @@ def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[
 def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
     batch = read_pickle(path)
     if not isinstance(batch, dict):
-        raise JaxpflError(f"{path} is not a CIFAR batch: it holds a {type(batch).__name__}, expected a dictionary")
+        raise JaxpflError(f"{path} is not a CIFAR batch: it contains a {type(batch).__name__}, expected a dictionary")
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if missing := [key for key in ("data", *known.labels) if key not in batch]:
-        raise JaxpflError(f"{path}: it has no {missing[0]!r} (it holds {printable(', '.join(map(str, batch)))})")
+        raise JaxpflError(f"{path} has no {missing[0]!r} (it contains {printable(', '.join(map(str, batch)))})")
     data = batch["data"]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
         raise JaxpflError(f"{path}: its data must be uint8 [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")

@@ -182,7 +182,7 @@ def read(
     while names and not names[-1] and not cells.iloc[:, -1].any():  # lines end with a separator
         cells, names = cells.iloc[:, :-1], names[:-1]
     if all(parse(name, "point") is not None for name in names):
-        raise JaxpflError(f"{path} line {line}: expected the names of columns, got numbers: add a header")
+        raise JaxpflError(f"{path} line {line}: expected column names, got numbers: add a header")
     for place, name in enumerate(names, start=1):
         if not name:
             raise JaxpflError(f"{path} line {line}: column {place} has no name")

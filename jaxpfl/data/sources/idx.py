@@ -60,7 +60,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     """
     shape, (count,) = _shape_of(Path(images), 3), _shape_of(Path(labels), 1)
     if shape[0] != count:
-        raise JaxpflError(f"{images} holds {shape[0]} images but {labels} holds {count} labels")
+        raise JaxpflError(f"{images} contains {shape[0]} images but {labels} contains {count} labels")
     if 0 in shape:
         raise JaxpflError(f"{images} has no pixels: its shape is {shape}")
     return read_idx(images, 3), read_idx(labels, 1)

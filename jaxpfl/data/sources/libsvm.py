@@ -90,7 +90,7 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
     train = next((place for place in places if place.is_file()), None)
     if train is None or not path:
         tried = " or ".join(map(str, places))
-        raise JaxpflError(f"data set {name!r}: file {tried} not found: {where_to_put_it()}")
+        raise JaxpflError(f"file {tried} of data set {name!r} not found: {where_to_put_it()}")
     stem, suffix = (train.with_suffix(""), train.suffix) if train.suffix in _COMPRESSED else (train, "")
     test = stem.with_name(f"{stem.name}.t{suffix}")
     return train, test if test.is_file() else None

@@ -46,7 +46,7 @@ def _writers_file(root: Path) -> Path:
     places = [root / "writers" / _WRITERS_FILE, root / WRITERS / _WRITERS_FILE, root / _WRITERS_FILE]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise JaxpflError(f"data set {WRITERS!r}: file {places[0]} not found: {where_to_put_it()}")
+        raise JaxpflError(f"file {places[0]} of data set {WRITERS!r} not found: {where_to_put_it()}")
     return found
 
 

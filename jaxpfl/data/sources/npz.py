@@ -132,7 +132,7 @@ def load_npz(
     for key in ("x_train", "y_train"):
         if key not in headers:
             raise JaxpflError(
-                f"{path}: no array {key!r} (it holds {printable(', '.join(sorted(headers))) or 'nothing'})"
+                f"{path} has no array {key!r} (it contains {printable(', '.join(sorted(headers))) or 'nothing'})"
             )
     if ("x_test" in headers) != ("y_test" in headers):
         raise JaxpflError(f"{path} must have both x_test and y_test, or neither")
@@ -201,8 +201,8 @@ def _number_labels(
         raise JaxpflError(f"{path}: the task {task} requires integer-valued labels, but y_{real[0]} has others")
     if task is None and real:
         raise JaxpflError(
-            f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: set the task (--task regression, or "
-            "--task classification if they are classes)"
+            f"{path}: y_{real[0]} contains whole numbers as {labels[real[0]].dtype}: set the task (--task regression, "
+            "or --task classification if they are classes)"
         )
     numbers, names = number_classes(labels)
     if task in ("binary", "ranking") and len(names) != 2:
@@ -223,7 +223,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
         return True
     if task is None and _is_by_position(y, x):
         raise JaxpflError(
-            f"{path}: y_train holds whole numbers at each position of x_train: set the task (--task next-token if "
+            f"{path}: y_train contains whole numbers at each position of x_train: set the task (--task next-token if "
             "they are tokens, else --task multilabel or --task regression)"
         )
     return False
@@ -340,7 +340,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     shape, _, dtype = read[version](member)
     header = Header(shape, dtype)
     if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects")
+        raise ValueError(f"{name} contains Python objects")
     if member.tell() + header.nbytes != size or min(shape, default=0) < 0:
         raise ValueError(f"{name} has {size - member.tell()} bytes, but its shape {shape} requires {header.nbytes}")
     return header

@@ -223,9 +223,9 @@ class _Finish:
             self._done[id(value)] = value, *self._convert(value)
         _, made, parts = self._done[id(value)]
         if made is _OPEN:
-            raise ValueError("an object that holds itself")
+            raise ValueError("an object that contains itself")
         if parts > self._most:
-            raise ValueError(f"an object that holds the same parts more than {self._most} times")
+            raise ValueError(f"an object that contains the same parts more than {self._most} times")
         return made, parts
 
     def _convert(self, value: Any) -> tuple[Any, int]:

@@ -82,8 +82,8 @@ class Column(NamedTuple):
                 row = int(places.argmin())
                 known = printable(", ".join(self.levels), 200)
                 raise JaxpflError(
-                    f"{table.path} line {table.lines[row]}: column {shown(name)} holds {shown(cells.iloc[row])}, which "
-                    f"is not one of its known categories: {known}"
+                    f"{table.path} line {table.lines[row]}: column {shown(name)} contains {shown(cells.iloc[row])}, "
+                    f"which is not one of its known categories: {known}"
                 )
             features = (places[:, None] == np.arange(len(self.levels))).astype(np.float64)
         else:
@@ -248,8 +248,8 @@ def date_column(table: Table, name: str) -> Column:
     formats = _formats(table.cells[name])
     if len(formats) > 1:
         raise JaxpflError(
-            f"{table.path} line {table.lines[0]}: column {shown(name)} holds {shown(table.cells[name].iloc[0])}, and "
-            "no row shows which number is the day: write dates such as 2025-01-31"
+            f"{table.path} line {table.lines[0]}: column {shown(name)} contains {shown(table.cells[name].iloc[0])}, "
+            "and no row shows which number is the day: write dates such as 2025-01-31"
         )
     if not formats:
         wrong = min((np.isnan(days_of(table.cells[name], one)) for one in _DATES), key=np.sum)
@@ -274,7 +274,7 @@ def _no_date(table: Table, name: str, row: int) -> JaxpflError:
     cell = shown(table.cells[name].iloc[row])
     line = f"{table.path} line {table.lines[row]}"
     return JaxpflError(
-        f"{line}: column {shown(name)} holds {cell}, not a date: write it like the other rows, or as 2025-01-31"
+        f"{line}: column {shown(name)} contains {cell}, not a date: write it like the other rows, or as 2025-01-31"
     )
 
 
@@ -284,7 +284,7 @@ def check_single(table: Table, column: str, numbers: np.ndarray) -> None:
         beyond = np.isinf(numbers.astype(np.float32))
     if beyond.any():
         line = table.lines[int(beyond.argmax())]
-        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond float32's range")
+        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} contains a number beyond float32's range")
 
 
 def numbers_in(table: Table, name: str) -> np.ndarray | None:
@@ -300,13 +300,13 @@ def numbers_in(table: Table, name: str) -> np.ndarray | None:
     if len(wrong) < len(found) / 2:
         cell = table.cells[name].iloc[wrong[0]]
         raise JaxpflError(
-            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, but most other "
-            "rows hold numbers"
+            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} contains {shown(cell)}, but most other "
+            "rows contain numbers"
         )
     marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]
     if len(marked) > len(found) / 2:
         raise JaxpflError(
-            f"{table.path}: column {shown(name)} holds numbers with a mark, such as {shown(marked[0])}: write them "
+            f"{table.path}: column {shown(name)} contains numbers with a mark, such as {shown(marked[0])}: write them "
             f"without it, or leave the column out with --ignore {shown(name)}"
         )
     return None

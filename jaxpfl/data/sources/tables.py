@@ -207,10 +207,10 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
         task = "classification" if whole and (numbers is None or len(distinct) <= _FEW) else "regression"
         kind = "text" if numbers is None else "whole numbers" if whole else "real numbers"
-        _warn_of_task(task, f"column {shown(target)} holds {len(distinct)} different values, {kind}")
+        _warn_of_task(task, f"column {shown(target)} contains {len(distinct)} different values, {kind}")
     if task == "regression":
         if numbers is None:
-            raise JaxpflError(f"{table.path}: regression requires numbers, but column {shown(target)} holds text")
+            raise JaxpflError(f"{table.path}: regression requires numbers, but column {shown(target)} contains text")
         check_single(table, target, numbers)
         return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
@@ -241,7 +241,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     if task is None:
         task = "multilabel" if marks.all() else "regression"
         kind = "only 0 and 1" if marks.all() else "numbers other than 0 and 1"
-        _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} hold {kind}")
+        _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} contain {kind}")
     if task == "regression":
         for name, numbers in zip(targets, columns, strict=True):
             check_single(table, name, numbers)
@@ -249,7 +249,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     if task != "multilabel":
         raise JaxpflError(f"task = {task} requires one label column; for several use multilabel or regression")
     for row, place in np.argwhere(~marks):
-        holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
+        holds = f"column {shown(targets[place])} contains {y[row, place]:g}"
         raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel requires labels 0 or 1, but {holds}")
     return _Labels(y.astype(np.int32), task, len(targets))
 

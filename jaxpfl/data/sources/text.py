@@ -56,7 +56,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
     warn_of_empty(folder, [client for client, text in texts.items() if not text])
     texts = {client: text for client, text in texts.items() if text}
     if not texts:
-        raise JaxpflError(f"{folder} holds no text")
+        raise JaxpflError(f"{folder} contains no text")
     windows = [_windows(folder / client, text, window) for client, text in texts.items()]
     whole = np.concatenate(windows).astype(np.int32)
     x, y = np.ascontiguousarray(whole[:, :-1]), np.ascontiguousarray(whole[:, 1:])
@@ -97,5 +97,5 @@ def _read(file: Path) -> bytes:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         found = shown(content[error.start : error.start + 4])
-        raise JaxpflError(f"{file}: byte {error.start} is not UTF-8, {found}: save the text as UTF-8") from None
+        raise JaxpflError(f"{file}: byte {error.start} is not UTF-8, {found}: save the file as UTF-8") from None
     return content

@@ -281,11 +281,11 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 
     path = data_directory(data_dir).joinpath(*_IRC)
     if not path.is_file():
-        raise JaxpflError(f"data set 'irc': file {path} not found: {where_to_put_it()}")
+        raise JaxpflError(f"file {path} of data set 'irc' not found: {where_to_put_it()}")
     arrays = read_npz(path, _IRC_ARRAYS)
     missing = [name for name in _IRC_ARRAYS if name not in arrays]
     if missing:
-        raise JaxpflError(f"{path}: no array {missing[0]!r} (it holds {', '.join(sorted(arrays)) or 'nothing'})")
+        raise JaxpflError(f"{path} has no array {missing[0]!r} (it contains {', '.join(sorted(arrays)) or 'nothing'})")
     indptr, indices, counts, vocabulary = (arrays[name] for name in _IRC_ARRAYS)
     if any(array.dtype.kind not in "iu" for array in (indptr, indices, counts)):
         raise JaxpflError(f"{path}: indptr, indices and counts must be integers")

@@ -82,7 +82,7 @@ class RowFile:
             found = read_npy(path, mode="r+")
             file = open(path, "r+b", buffering=0)  # noqa: SIM115, it stays open
         if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
-            raise JaxpflError(f"{path} is damaged: it holds {found.shape} of {found.dtype}")
+            raise JaxpflError(f"{path} is damaged: it contains {found.shape} of {found.dtype}")
         # A .npy file stores only NumPy's own dtypes, so bfloat16 is read as bytes and viewed.
         return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
@@ -262,7 +262,7 @@ class Disk:
         elif self.is_new:
             self._make(leaves)
         elif files.read_json(folder / _STORE) != said:
-            raise JaxpflError(f"{folder} holds the clients' states of other runs: delete it to start anew")
+            raise JaxpflError(f"{folder} contains the clients' states of other runs: delete it to start anew")
         forms = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
         if temporary:
             self._files = [RowFile.temporary(folder, *form) for form in forms]
@@ -376,7 +376,7 @@ class Disk:
           JaxpflError: if the files have no journal of that round, are damaged or are temporary.
         """
         if self._temporary:
-            raise JaxpflError(f"the clients' states were in temporary files, which no longer hold round {round}")
+            raise JaxpflError(f"the clients' states were in temporary files, which no longer contain round {round}")
         if self._journal is not None:
             self._journal.close()
             self._journal = None

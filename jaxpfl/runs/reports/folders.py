@@ -65,7 +65,7 @@ def look(path: Path) -> Folder:
     kind = kind_of(path)
     if kind is None:
         missing = "it does not exist" if not path.exists() else "no config.json, sweep.json or summary.json in it"
-        raise JaxpflError(f"{path} holds no run, sweep or study: {missing}")
+        raise JaxpflError(f"{path} contains no run, sweep or study: {missing}")
     try:
         with expecting(path, f"a {kind}"):
             found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
