@@ -20,8 +20,8 @@ GIVEN_START = "it starts from given parameters: any privacy loss in training the
 SAME_USERS = "it starts from a non-private model of the same users, whose privacy loss is not covered"
 SPENT_BEFORE = "it starts from a private model of the same users, whose epsilon comes on top"
 STOPPED = (
-    "the round at which it stops (patience) is chosen by the users' validation examples, without noise, which is not "
-    "covered: the claim is for all rounds"
+    "the run stops early (patience) in a round that is chosen on the users' validation examples without noise; the "
+    "claim covers all rounds, but not this choice"
 )
 CUT = (
     "what a client's state (or its position in the order of its examples) reveals about rounds in which the client was "

@@ -582,7 +582,7 @@ def population_lines(block: dict[str, Any], level: float) -> list[str]:
     if noise is not None and not noise["one_for_all"]:
         lines.append(
             f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client has its "
-            f"own sigma_x, shrunk towards {noise['prior_sigma_x']:.4g} as by {noise['prior_degrees']:.3g} more samples"
+            f"own sigma_x, shrunk toward {noise['prior_sigma_x']:.4g}, worth {noise['prior_degrees']:.3g} samples"
         )
     return lines
 

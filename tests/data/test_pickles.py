@@ -107,7 +107,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(
         (b"cjaxpfl.data.sources.pickles\n_Array\n.", "asks for jaxpfl.data.sources.pickles._Array"),
         (b"\x8c\x05numpy\x8c\x11ndarray.__class__\x93.", "asks for numpy.ndarray.__class__"),
         (b"Pobject 1\n.", "asks for a persistent object"),
-        (b"", "truncated or damaged pickle of 0 bytes"),
+        (b"", r"truncated or damaged \(0 bytes\)"),
         (b"no pickle at all", "truncated or damaged"),
         (pickle.dumps(ARRAYS["bytes"])[:-9], "truncated or damaged"),
         (pickle.dumps({"a": [1, 2, 3]})[:-1], "truncated or damaged"),
@@ -140,7 +140,7 @@ def test_parts_that_are_held_twice_over_and_over(tmp_path: Path, kind: type, as_
         content = content[:2] + b"}" + content[2:-1] + b"Ns."
     path = tmp_path / "a"
     path.write_bytes(content)
-    with pytest.raises(JaxpflError, match="damaged pickle"):
+    with pytest.raises(JaxpflError, match="truncated or damaged"):
         read_pickle(path)
 
 

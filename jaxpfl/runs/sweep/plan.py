@@ -217,9 +217,9 @@ def check_rungs(old: Definition, new: Definition) -> None:
         ends = [[math.ceil(of * share - 1e-9) for share in own] for of, own in zip(rounds, shares, strict=True)]
         if ends[0] != ends[1]:
             raise JaxpflError(
-                f"--resume would move the rungs of {method}, as its number of settings or rounds has changed, but "
-                "settings were already dropped at the old rungs: start a new sweep, with --halving-first to extend it "
-                "later"
+                f"--resume would move the rungs of {method}, because its number of settings or rounds has changed, but "
+                "settings were already dropped at the old rungs: start a new sweep; with --halving-first it can be "
+                "extended later"
             )
 
 
