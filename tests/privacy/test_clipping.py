@@ -63,5 +63,13 @@ def test_neither_squares_nor_reciprocals_overflow(scale):
     assert np.linalg.norm(clip(upload, 0.1)[0]) <= 0.1 * ROUNDING
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_few_digits_are_clipped_in_single_precision(dtype):
+    """In a narrow type the norm would be wrong by up to 1 %."""
+    clipped = np.asarray(clip(jnp.full(300, 1 / 3, dtype), 1.0)[0])
+    assert clipped.dtype == np.float32
+    assert np.linalg.norm(clipped.astype(np.float64)) <= ROUNDING
+
+
 def test_nothing_to_clip():
     assert clip((), 1.0)[0] == ()

@@ -172,9 +172,11 @@ def test_noise_has_the_claimed_size():
     assert not accepted(3 / 2)
 
 
-@pytest.mark.slow
 def test_a_silo_of_an_unknown_size_gets_no_gradient():
-    assert np.isnan(released(np.ones((4, 2)), np.ones(4), mechanism([5], 5, 1.0))[1]).all()
+    """An empty one has nothing to protect."""
+    known = mechanism([5, 7], 5, 3.0, 0.5)
+    found = [float(guarded._numbers_of(jnp.int32(size), known).stddev) for size in (0, 4, 5, 6, 7, 8)]
+    np.testing.assert_array_equal(found, [1.5, np.nan, 1.5, np.nan, 1.5, np.nan])
 
 
 # --- what a method may do -------------------------------------------------------------------------
@@ -376,7 +378,8 @@ def test_claims_count_the_work_after_the_rounds(federation):
 
 
 def test_every_gradient_has_noise_of_its_own(federation, monkeypatch):
-    """In descents, mini-batches, gradients of one, and in the personalized models of other rounds."""
+    """In descents, mini-batches, gradients of one, and in the personalized models of other rounds; no draw of a batch
+    has the key of noise."""
 
     def gradients(splits, w, times):
         for _ in range(times):
@@ -400,12 +403,14 @@ def test_every_gradient_has_noise_of_its_own(federation, monkeypatch):
         after = [client.personalize(key, None, ctx, None, jnp.zeros(3), splits) for ctx in at]
         return drawn, client.update(key, None, at[0], None, jnp.zeros(3), splits)[0], after
 
-    drawn = []
+    drawn, bits = [], guarded.bits
+    chosen = lambda key, shape: drawn.append((jax.random.key_data(key), 0.0)) or bits(key, shape)  # noqa: E731
+    monkeypatch.setattr(guarded, "bits", chosen)
     # Without the draws, whose programs compile for long.
     monkeypatch.setattr(guarded, "add_gaussian", lambda *of: drawn.append((jax.random.key_data(of[0]), of[2])) or of[1])
     keys, stddevs = zip(*jax.jit(one)(jax.random.key(2), federation.splits.client(1))[0], strict=True)
-    assert len({tuple(key.tolist()) for key in keys}) == len(keys) == 8 + 2
-    assert {float(stddev) for stddev in stddevs} == {1.5}
+    assert len({tuple(key.tolist()) for key in keys}) == len(keys) == (8 + 2) + (4 + 2)
+    assert {float(stddev) for stddev in stddevs} == {1.5, 0.0}
 
 
 def test_runs_that_no_claim_covers_are_refused(federation):

@@ -293,3 +293,16 @@ def test_every_release_has_drawn():
     # Of a loop that is traced apart from its callers; replaced by the recorder; a lambda of another name.
     other = {"exponential.deeper", "bits", "uniform"}
     assert set(RELEASES) - {f"privacy.noise.{name}" for name in other} - {"estimators.release.gaussian"} <= SEEN
+
+
+def test_a_simulation_takes_the_keys_of_its_own_runs_alone():
+    ours, keys = noise_keys.Ours(private=True), jax.random.split(jax.random.key(0), 3)
+    ours.add(keys[:2])
+    ours.check(keys[1:2])
+    for others in (keys[2:], keys[1:]):
+        with pytest.raises(JaxpflError, match="the state's noise belongs to another simulation"):
+            ours.check(others)
+    with pytest.raises(JaxpflError, match="not belong to a private run, but this simulation is private"):
+        ours.check(None)
+    with pytest.raises(JaxpflError, match="the state belongs to a private run"):
+        noise_keys.Ours(private=False).check(keys)

@@ -175,3 +175,19 @@ def test_what_a_step_releases(z):
         assert size == pytest.approx(20, rel=0.4)
     else:
         assert (size, float(k)) == (pytest.approx(0.5, rel=1e-2), pytest.approx(-0.2, rel=1e-2))
+
+
+def test_a_server_that_overflows_keeps_its_state_and_the_noise_that_was_drawn():
+    """Noise of later rounds cancels part of that of earlier ones, whether or not the server could use the sum."""
+    method = recording({})
+    server = method.server._replace(update=lambda *given: (jnp.full(2, jnp.inf), {}))
+    banded = Mechanism(1.0, 0.5, "banded", bands=2, coefficients=(0.8, 0.6))
+    splits: Any = ()
+    private, hp = privatize(method._replace(server=server), HYPER, banded, splits)
+    key, ctx = jax.random.key(3), ServerContext(jnp.int32(0), 9, 4.0)
+    before = private.server.init(key, hp, ctx)
+    sums = Reduced(_Released(jnp.zeros(2), ()), jnp.float32(4), jnp.int32(4))
+    after, metrics = private.server.update(key, hp, ctx, before, sums)
+    assert float(metrics["overflowed"]) == 1
+    np.testing.assert_array_equal(after.state, before.state)
+    assert np.all(after.past != before.past)
