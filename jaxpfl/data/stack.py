@@ -106,7 +106,7 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     if smaller:
         warn(
             f"batch size {batch_size} is larger than the training data of {smaller} of {len(sizes)} clients "
-            f"(the smallest has {sizes.min()} examples): their batches hold all of their examples",
+            f"(the smallest has {sizes.min()} examples): their batches contain all of their examples",
             strict=strict,
         )
 

@@ -99,7 +99,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         table(PRICE._replace(ignore=("city",))),
         "ignore must not name the client column, got city",
     ),
-    ({"own.csv": ROWS}, table(PRICE._replace(encoding="base64")), "unknown encoding 'base64': use one such as latin-1"),
+    ({"own.csv": ROWS}, table(PRICE._replace(encoding="base64")), "unknown encoding 'base64': use, for example, lat"),
     ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
     ({"own.csv": ROWS}, table(task="multilabel"), "for one use classification, binary, ranking or"),
     ({"own.csv": ROWS + "Bern,1,gas\n"}, table(), "line 6: no value in column 'price'"),
@@ -344,7 +344,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (batches([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
     (drawn("cluster=2"), "unknown setting of planted 'cluster': did you mean 'clusters'"),
     (drawn("clusters"), "the data set must be NAME or NAME:argument=value,..., with each argument once"),
-    (drawn("clients=3"), r"planted:clusters must be at most 3 \(its clients\), got 5"),
+    (drawn("clients=3"), r"planted:clusters must be at most planted:clients = 3, got 5"),
     (lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5), "shares of users set apart must be > 0"),
     (lambda: token_counts.groups(np.random.default_rng(), 2, 0.2, 0.1), "2 users cannot be divided into 3 groups"),
 ]

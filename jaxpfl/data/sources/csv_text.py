@@ -259,7 +259,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
         name = codecs.lookup(encoding or "utf-8").name
         "".encode(name)  # raises LookupError for codecs of bytes, such as base64
     except (LookupError, ValueError):
-        raise JaxpflError(f"unknown encoding {shown(encoding)}: use one such as latin-1, cp1252 or utf-8") from None
+        raise JaxpflError(f"unknown encoding {shown(encoding)}: use, for example, latin-1, cp1252 or utf-8") from None
     if name == "utf-8":
         name = "utf-16" if raw.startswith(_UTF16) else "utf-8-sig"
     try:

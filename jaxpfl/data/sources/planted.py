@@ -52,7 +52,7 @@ class PlantedSettings:
         """
         settings.check(self, prefix="planted:")
         if self.clusters > self.clients:
-            raise JaxpflError(f"planted:clusters must be at most {self.clients} (its clients), got {self.clusters}")
+            raise JaxpflError(f"planted:clusters must be at most planted:clients = {self.clients}, got {self.clusters}")
 
 
 class Planted(NamedTuple):

@@ -69,7 +69,7 @@ def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
     count = math.floor(share * clients + 0.5)
     if not 0 < count < clients:
         raise JaxpflError(
-            f"attackers = {share:g} selects {count} of {clients} clients: at least one must attack, and one must not"
+            f"attackers = {share:g} selects {count} of {clients} clients, but must select at least one and not all"
         )
     ids = np.asarray(client_ids)
     scores = np.asarray(client_scores(stream(jax.random.key(seed), Purpose.ATTACKERS), jnp.asarray(ids)))
