@@ -300,7 +300,7 @@ def test_a_simulation_takes_the_keys_of_its_own_runs_alone():
     ours.add(keys[:2])
     ours.check(keys[1:2])
     for others in (keys[2:], keys[1:]):
-        with pytest.raises(JaxpflError, match="the state's noise belongs to another simulation"):
+        with pytest.raises(JaxpflError, match="the state belongs to another private simulation"):
             ours.check(others)
     with pytest.raises(JaxpflError, match="not belong to a private run, but this simulation is private"):
         ours.check(None)
