@@ -3,8 +3,8 @@
     python -m benchmarks second_fit
 
 A new process runs a first ``fit`` (30 rounds of a perceptron on digits, 50 clients, 10 in a round), the same ``fit``
-again, and a ``fit`` with another rate and seed, which differ only in traced values. ``disk`` is a new process with the
-command line's folder of compiled programs, filled by an earlier process. ``jaxpfl compare`` is the whole command with
+again, and a ``fit`` with another rate and seed, which differ only in traced values. ``disk`` is a new process with a
+folder of compiled programs, filled by an earlier process. ``jaxpfl compare`` is the whole command with
 its defaults, without and with that folder. Each repetition runs all cases in turn, and a ratio compares seconds of the
 same repetition. The results are medians. CPU seconds include all threads, so other work on the machine matters less.
 """
@@ -104,11 +104,10 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     """Run the fits of one process, and return the seconds of each."""
     if settings.get("cache"):
         os.environ["XDG_CACHE_HOME"] = settings["cache"]
+    else:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     import jaxpfl
-    from jaxpfl.runs import compile_cache
 
-    if settings.get("cache"):
-        compile_cache.enable()
     jaxpfl.use_cpu_cores()
     federation = jaxpfl.federate(jaxpfl.load("digits"), clients=settings["clients"], classes_per_client=3)
     found = {}

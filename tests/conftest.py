@@ -75,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Many tests compile the same small programs, and compiling is most of their time.
     cache = getattr(config, "cache", None)
     if cache is None:  # pytest -p no:cacheprovider
+        jax.config.update("jax_compilation_cache_dir", "")  # a choice, so that `fit` leaves the user's folder alone
         return
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("xdg"))  # commands in processes of their own leave the user's alone
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")

@@ -1,11 +1,11 @@
-"""Cache of compiled programs, for later simulations of this process and optionally on disk.
+"""Cache of compiled programs, for later simulations of this process and, in a chosen folder, of other processes.
 
 The key of a program (`key_of`) describes everything that determines the program. Settings, shapes and JAX's
 configuration are compared by value. Functions of jaxpfl and of known libraries are compared by their names and the
 values that they capture. A user's functions and objects are compared by equality or identity, as `jax.jit` compares its
 static arguments. A second run that differs in traced values only is therefore neither traced nor compiled. A user's
-function that is defined again is traced again. Values that a user's function captures are read during tracing, so a
-later change of such a value in place has no effect.
+function that is defined again, or in another process, is traced again. Values that a user's function captures are read
+during tracing, so a later change of such a value in place has no effect.
 
 The cache contains the `MOST` programs that were used last, or fewer if the process has too many memory mappings.
 """
@@ -88,7 +88,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
-    return cached(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)
+    return cached(key, lambda: _load_or_compile(key, lambda: jax.jit(function, **options).lower(*arguments)))
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
@@ -105,18 +105,10 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
     return cached(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
 
 
-def cached(key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None) -> Any:
-    """Return the value for a key, which is computed at the first request and stored in memory and in the folder.
-
-    If the key does not identify the value in other processes (`Key.named`), the value is stored in memory only.
+def cached(key: Key, make: Callable[[], Any]) -> Any:
+    """Return the value for a key, which is computed at the first request.
 
     If several threads request the same key, one of them computes the value and the others wait.
-
-    Args:
-      key: key of the value.
-      make: function that computes the value.
-      stored: function ``(key, make) -> value`` that reads the value from the folder, or computes the value and writes
-        it to the folder; by default, the value is pickled.
     """
     mine = Future[Any]()
     with _lock:
@@ -133,8 +125,7 @@ def cached(key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[]
     try:
         if len(_kept) > _FEW:
             _make_room()
-        # If a key contains a user's object, `Key.text` does not identify the object in other processes.
-        made = (stored or _read_or_make)(key, make) if _folder is not None and key.named else make()
+        made = make()
     except BaseException as error:
         with _lock:
             _kept.pop(key, None)
@@ -181,20 +172,18 @@ def _place(leaf: Any) -> Any:
     return leaf.shape, str(leaf.dtype), leaf.aval.weak_type, leaf.sharding if committed else None
 
 
-def _read_or_make(key: Key, make: Callable[[], Any]) -> Any:
-    """Read the value of a key from the folder; if there is none, compute the value and write it there."""
-    path = _path("told", key)
-    with _discarded(path):
-        return pickle.loads(files.own_contents(path))
-    value = make()
-    with suppress(Exception):
-        _write(path, pickle.dumps(value))
-    return value
+def _load_or_compile(key: Key, lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
+    """Load the program of a key from the folder; if there is none, compile the program and write it there.
 
-
-def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
-    """Load the program of a key from the folder; if there is none, compile the program and write it there."""
-    path = _path("program", key)
+    If the key contains a user's object, the program is traced first, and its text is part of the file's name.
+    """
+    folder, lowered, text = _folder, None, key.text
+    if folder is None:
+        return lower().compile()
+    if not key.named:
+        lowered = lower()
+        text = hashlib.sha256(f"{text} {lowered.as_text()}".encode()).hexdigest()
+    path = folder / f"program-{_versions()}-{text}-cache"
     began = time.perf_counter()
     with _discarded(path):
         serialized, numbers = pickle.loads(files.own_contents(path))
@@ -202,9 +191,11 @@ def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stag
         devices = [by_number[number] for number in numbers]
         program = serialize_executable.deserialize_and_load(*serialized, execution_devices=devices)
         jax.monitoring.record_event_duration_secs(LOADED, time.perf_counter() - began)
-        return program
+        # The text of a program does not tell the classes of its arguments and results.
+        if lowered is None or (lowered.in_tree, lowered.out_tree) == (program.in_tree, program.out_tree):
+            return program
     with _hits() as hits:
-        program = make()
+        program = (lowered or lower()).compile()
     # If XLA has read an executable from JAX's own cache, it would serialize the executable without its code.
     if not hits:
         with suppress(Exception):  # the program cannot be serialized, or the disk is full
@@ -241,12 +232,6 @@ def _hits() -> Iterator[list[str]]:
         yield found
     finally:
         jax.monitoring.unregister_event_listener(hear)
-
-
-def _path(kind: str, key: Key) -> Path:
-    """Path of the file for a key."""
-    assert _folder is not None
-    return _folder / f"{kind}-{_versions()}-{key.text}-cache"
 
 
 @functools.cache

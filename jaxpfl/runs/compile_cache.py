@@ -1,12 +1,14 @@
-"""Compilation cache of the command line, so that a program is compiled only once on a machine.
+"""Compiled programs on disk, so that a program is compiled only once on a machine.
 
-The cache is JAX's persistent cache, in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables the cache, because a
-library must not write to its user's home. JAX settings made by the user take precedence. If the folder cannot be
-written, nothing is cached, and there is no error.
+They are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line also has
+JAX keep everything else that it compiles (`enable`), which Python does not, because a library must not change what its
+user's other functions do. JAX settings made by the user take precedence. If the folder cannot be written, nothing is kept, and
+there is no error.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -31,26 +33,59 @@ _AUTOTUNED = "xla_gpu_per_fusion_autotune_cache_dir"
 """Subfolder in which XLA stores its autotuning results on a GPU; JAX places it in the cache's folder by default."""
 
 
-def enable() -> Path | None:
-    """Enable the cache; must be called before anything is compiled.
+def keep_programs() -> Path | None:
+    """Keep the programs of later simulations on disk; JAX's settings are left unchanged.
 
     Returns:
-      The cache's folder. None if JAX's settings are left unchanged, for one of three reasons: the user has made a
-      choice (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a folder
+      The folder. None if nothing is kept, for one of three reasons: the user has made a choice
+      (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder
       was set in this process); the folder cannot be written; or other users can write to it.
     """
     import jax
-    import jaxlib.version
 
     from jaxpfl.engine import compiled
     from jaxpfl.support import processes
 
     settings: Any = jax.config  # Any: JAX defines the attributes at run time, which type checkers cannot see
-    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or settings.jax_compilation_cache_dir is not None
-    if chosen or not settings.jax_enable_compilation_cache:
+    folder = None
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and settings.jax_enable_compilation_cache:
+        folder = _prepared(os.environ.get("XDG_CACHE_HOME", ""))
+    if settings.jax_compilation_cache_dir not in (None, str(folder)):
+        folder = None
+    compiled.keep_in(None if processes.several() else folder)  # a stored program runs on a single process's devices
+    return folder
+
+
+def enable() -> Path | None:
+    """Keep all programs on disk: besides `keep_programs`, JAX keeps what it compiles elsewhere.
+
+    This must be called before anything is compiled.
+
+    Returns:
+      The folder, as `keep_programs` returns it.
+    """
+    import jax
+
+    folder = keep_programs()
+    if folder is None:
         return None
+    for name, value in (
+        ("jax_compilation_cache_dir", str(folder)),
+        ("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS),
+        ("jax_persistent_cache_min_entry_size_bytes", -1),
+    ):
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    return folder
+
+
+@functools.cache
+def _prepared(home: str) -> Path | None:
+    """Make the folder in the user's folder of caches, if there is none; None if it cannot be used."""
+    import jaxlib.version
+
     try:
-        folder = _folder(jaxlib.version.__version__)
+        folder = _folder(home, jaxlib.version.__version__)
         # Compiled code from the cache is executed unchecked, so no other user may be able to write there.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -60,15 +95,6 @@ def enable() -> Path | None:
         trim(folder.parent, LIMIT_BYTES)
     except (OSError, RuntimeError):  # the folder is not writable, or the user has no home
         return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    for name, value in (
-        ("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS),
-        ("jax_persistent_cache_min_entry_size_bytes", -1),
-    ):
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
-    if not processes.several():  # a stored program runs on the devices of a single process only
-        compiled.keep_in(folder)
     return folder
 
 
@@ -125,12 +151,12 @@ def trim(root: Path, limit: int) -> None:
         held -= size
 
 
-def _folder(jaxlib: str) -> Path:
+def _folder(home: str, jaxlib: str) -> Path:
     """Return the folder for this jaxlib and type of CPU.
 
     A home directory may be shared between machines whose CPUs cannot run each other's code.
     """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    given = Path(home)
     root = given if given.is_absolute() else Path.home() / ".cache"  # the XDG specification ignores relative paths
     name = hashlib.sha256("\n".join((jaxlib, *_machine())).encode()).hexdigest()[:16]
     return root / "jaxpfl" / f"xla-{name}"

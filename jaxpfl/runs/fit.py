@@ -21,6 +21,7 @@ from jaxpfl.engine.spec import OWN, RunSpec, Settings
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION
 from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.runs import compile_cache
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError, shown
@@ -117,6 +118,7 @@ def fit(
     check_kind("callbacks", callbacks, _CALLBACKS)
     if unseen is not None:
         check_kind("unseen", unseen, _FEDERATION)
+    compile_cache.keep_programs()
     if output is None:
         return train(spec, federation, unseen, callbacks)
     if unseen is not None or processes.several():

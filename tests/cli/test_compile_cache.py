@@ -1,4 +1,4 @@
-"""The command line keeps compiled programs between runs, in a folder of its own, and never fails for it."""
+"""Compiled programs are kept between processes, in a folder of the package's own, and nothing ever fails for it."""
 
 import json
 import os
@@ -17,17 +17,19 @@ NAMES = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
+    "jax_enable_compilation_cache",
 )
 
 
 @pytest.fixture
 def unset(monkeypatch, tmp_path: Path):
     """JAX as a fresh process has it, with a home of the test's own; nothing may be compiled inside."""
-    for name in ("JAX_COMPILATION_CACHE_DIR", *(name.upper() for name in NAMES)):
-        monkeypatch.delenv(name, raising=False)
+    for name in NAMES:
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = {name: getattr(jax.config, name) for name in NAMES}
     jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", True)
     yield tmp_path
     compiled.keep_in(None)
     for name, value in before.items():
@@ -66,6 +68,27 @@ def test_a_second_process_loads_what_the_first_compiled_and_a_broken_entry_heals
     assert timeless(cold) == timeless(warm)
 
 
+FIT = """
+import jax, jaxpfl
+federation = jaxpfl.federate(jaxpfl.load("digits"), clients=4, classes_per_client=3)
+own = jaxpfl.Model(lambda key, x: {"w": jax.numpy.zeros((64, 10))}, lambda params, x: x.reshape(-1, 64) @ params["w"])
+heard = []
+jax.monitoring.register_event_duration_secs_listener(lambda event, _, **about: heard.append((event, about)))
+jaxpfl.fit("local", federation, rounds=2, model=own)
+print(sum("backend_compile" in event and "runs" in about.get("fun_name", "") for event, about in heard))
+print(sum(event == "/jaxpfl/programs/load_duration" for event, _ in heard))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_no_program_of_fit(tmp_path: Path):
+    """Not even those of a model of the user's own."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", FIT]
+    done = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [(process.stdout.split(), process.stderr) for process in done] == [(["3", "0"], ""), (["0", "3"], "")]
+
+
 def test_enabled_in_the_users_cache_folder(unset):
     folder = compile_cache.enable()
     assert folder is not None
@@ -79,16 +102,17 @@ def test_a_folder_that_others_can_write_is_not_used(unset, which):
     folder = compile_cache.enable()
     assert folder is not None
     jax.config.update("jax_compilation_cache_dir", None)
+    compile_cache._prepared.cache_clear()  # as another process
     (folder if which == "folder" else folder.parent).chmod(0o770)
     assert compile_cache.enable() is None
 
 
 def test_another_machine_or_jaxlib_has_another_folder(unset, monkeypatch):
-    here = compile_cache._folder("0.10.2")
-    assert here == compile_cache._folder("0.10.2")
-    assert here != compile_cache._folder("0.10.3")
+    here = compile_cache._folder("", "0.10.2")
+    assert here == compile_cache._folder("", "0.10.2")
+    assert here != compile_cache._folder("", "0.10.3")
     monkeypatch.setattr(compile_cache, "_machine", lambda: ("x86_64", "sse2"))
-    assert here != compile_cache._folder("0.10.2")
+    assert here != compile_cache._folder("", "0.10.2")
 
 
 @pytest.mark.parametrize("value", ["", "elsewhere"])
@@ -96,6 +120,16 @@ def test_a_folder_that_the_user_set_wins(unset, monkeypatch, value: str):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", value)
     assert compile_cache.enable() is None
     assert not list(unset.iterdir())
+
+
+@pytest.mark.parametrize(("name", "value"), [(NAMES[0], "elsewhere"), (NAMES[-1], False)])
+def test_a_choice_after_the_first_fit_wins(unset, name: str, value: object):
+    folder = compile_cache.keep_programs()
+    assert folder is not None
+    assert folder == compiled._folder
+    jax.config.update(name, value)
+    assert compile_cache.keep_programs() is None
+    assert compiled._folder is None
 
 
 def test_a_place_that_cannot_be_written_is_no_error(unset):

@@ -62,21 +62,35 @@ def test_a_program_is_loaded_without_a_trace(folder):
     assert "backend_compile_duration" in work
 
 
-def test_a_program_of_a_function_of_the_users_is_not_written(folder, monkeypatch):
+def test_a_program_of_a_function_of_the_users_is_traced_and_loaded(folder, monkeypatch):
     monkeypatch.undo()
     made(2.0)
-    assert not list(folder.iterdir())
-
-
-def test_what_tracing_tells_is_loaded(folder):
-    def ask():
-        return compiled.shapes(lambda x: (x, x.sum()), jnp.arange(3.0))
-
-    first = ask()
     compiled.clear()
-    second, work = work_of(ask)
-    assert second == first
-    assert work == []
+    _, work = work_of(lambda: made(2.0))
+    assert "jaxpr_trace_duration" in work
+    assert work[-1] == "load_duration"
+    _, work = work_of(lambda: made(3.0))  # a value that only the program tells
+    assert "backend_compile_duration" in work
+
+
+def test_a_program_with_the_users_classes_returns_them(folder, monkeypatch):
+    """Two that differ in a class only have the same text."""
+    monkeypatch.undo()
+    for kind in (One, Other, One):
+        compiled.clear()
+        program = compiled.compiled(lambda x, kind=kind: kind(x + 1), (jnp.arange(3.0),))
+        assert type(program(jnp.arange(3.0))) is kind
+
+
+def test_a_program_that_calls_the_user_is_not_written(folder, monkeypatch):
+    monkeypatch.undo()
+
+    def call(x):
+        jax.debug.callback(print, x)
+        return x
+
+    compiled.compiled(call, (jnp.arange(3.0),))
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("content", [b"", b"half", None])
@@ -107,6 +121,14 @@ def test_what_others_can_write_is_not_loaded(folder, tmp_path, theirs):
     compiled.clear()
     assert "backend_compile_duration" in work_of(lambda: made(2.0))[1]
     assert not (tmp_path / "ran").exists()
+
+
+class One(NamedTuple):
+    x: jax.Array
+
+
+class Other(NamedTuple):
+    x: jax.Array
 
 
 class Payload(NamedTuple):
