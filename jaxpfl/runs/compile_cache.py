@@ -2,8 +2,8 @@
 
 They are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line also has
 JAX keep everything else that it compiles (`enable`), which Python does not, because a library must not change what its
-user's other functions do. JAX settings made by the user take precedence. If the folder cannot be written, nothing is kept, and
-there is no error.
+user's other functions do. JAX settings made by the user take precedence. If the folder cannot be written, nothing is
+kept, and there is no error.
 """
 
 from __future__ import annotations
@@ -69,13 +69,9 @@ def enable() -> Path | None:
     folder = keep_programs()
     if folder is None:
         return None
-    for name, value in (
-        ("jax_compilation_cache_dir", str(folder)),
-        ("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS),
-        ("jax_persistent_cache_min_entry_size_bytes", -1),
-    ):
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     return folder
 
 

@@ -16,7 +16,6 @@ from jaxpfl.runs import compile_cache
 NAMES = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
     "jax_enable_compilation_cache",
 )
 
