@@ -78,7 +78,7 @@ def test_a_private_run_that_stops_claims_all_rounds_and_says_what_chose_its_last
     assert early.rounds[-1] < 12
     claim = early.statement()
     assert (claim.rounds, claim.epsilon) == (12, whole.statement().epsilon)
-    assert "chosen by the users' validation examples" in str(claim)
+    assert "chosen on the users' validation examples" in str(claim)
     assert "validation" not in str(whole.statement())
 
 
