@@ -83,12 +83,12 @@ STARTS = ("mu", "init")
 class AdaPeDPlusHyper(AdaPeDHyper):
     """Hyper-parameters of AdaPeD-plus; ``lr`` is eta_1, the learning rate of theta, also in fine-tuning."""
 
-    psi_init: Scalar = hyper(1.0, "psi in round 0; a larger psi gives less distillation", positive=True, paper=3.5)
+    psi_init: Scalar = hyper(1.0, "initial psi, the clients' spread; if large, distills less", positive=True, paper=3.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step", positive=True, paper=5.0)
-    ce_global: Scalar = hyper(1.0, "kappa, weight of the cross-entropy in mu's step", paper=0.0)
-    kd_global: Scalar = hyper(0.0, "delta, weight of the distillation term in mu's step", paper=1.0)
+    ce_global: Scalar = hyper(1.0, "kappa, weight of the cross-entropy in the global model's steps", paper=0.0)
+    kd_global: Scalar = hyper(0.0, "delta, weight of the distillation term in the global model's steps", paper=1.0)
     anneal: Scalar = hyper(
-        1.0, "factor on psi in theta's and mu's steps, after each decay_every local steps", positive=True
+        1.0, "factor on psi in both models' steps, after each decay_every local steps", positive=True
     )
 
 

@@ -44,7 +44,7 @@ from jaxpfl.models import Task
 class APFLHyper(AveragingHyper):
     """Hyper-parameters of APFL; ``lr`` is the learning rate of w."""
 
-    alpha_init: Scalar = hyper(0.5, "alpha in round 0, the share of the client's own model", high=1.0)
+    alpha_init: Scalar = hyper(0.5, "initial alpha, the weight of the client's own model in the mixture", high=1.0)
     lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)
     lr_alpha: Scalar = hyper(0.1, "learning rate of alpha; decays as lr does", positive=True, is_rate=True)
 

@@ -32,7 +32,7 @@ class DittoHyper(AveragingHyper):
     The paper's experiments use lambda in {0.05, 0.1, 0.2}, and values up to 2.
     """
 
-    lam: Scalar = hyper(0.1, "weight of (lam/2) |v - mu|^2")
+    lam: Scalar = hyper(0.1, "weight of the penalty (lam/2) |v - mu|^2 on the personal model v")
     lr_personal: Scalar = hyper(0.1, "learning rate of the personal model", positive=True, is_rate=True)
 
 

@@ -47,7 +47,7 @@ from jaxpfl.models import Task
 class FedDynHyper(SgdHyper):
     """Hyper-parameters of FedDyn; the paper tries alpha in {0.1, 0.01, 0.001}, with several epochs in a round."""
 
-    alpha: Scalar = hyper(0.1, "weight of (alpha/2) |w - theta|^2", positive=True, paper=0.01)
+    alpha: Scalar = hyper(0.1, "weight of (alpha/2) |w - theta|^2 on the local model w", positive=True, paper=0.01)
 
 
 class Regularised(NamedTuple):

@@ -40,8 +40,8 @@ class FMLHyper(AveragingHyper):
     """
 
     lr_global: Scalar = hyper(0.1, "learning rate of the copy of the global model", positive=True, is_rate=True)
-    alpha: Scalar = hyper(0.9, "share of the data's loss in theta's objective", high=1.0, paper=0.25)
-    beta: Scalar = hyper(0.9, "share of the data's loss in mu's objective", high=1.0, paper=0.25)
+    alpha: Scalar = hyper(0.9, "weight of the data's loss in the personal model's objective", high=1.0, paper=0.25)
+    beta: Scalar = hyper(0.9, "weight of the data's loss in the global model's objective", high=1.0, paper=0.25)
 
 
 def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:

@@ -67,7 +67,7 @@ class L2GDHyper(SgdHyper):
     """
 
     lam: Scalar = hyper(0.1, "lambda, weight of the pull to the mean of the personal models")
-    p: Scalar = hyper(0.02, "share of aggregations among all iterations", low=1e-3, high=0.999)
+    p: Scalar = hyper(0.02, "fraction of the iterations that are aggregations", low=1e-3, high=0.999)
 
 
 class Toss(NamedTuple):

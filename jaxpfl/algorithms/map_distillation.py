@@ -25,8 +25,8 @@ class MapDistillationHyper(MapHyper):
         0.1, "learning rate of the global model; decays as lr does", high=1.0, is_step=True, decays=True
     )
     lr_scale: Scalar = hyper(0.05, "learning rate of psi; not decayed", high=1.0, is_step=True)
-    scale_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
-    scale_floor: Scalar = hyper(1.0, "least psi", positive=True, paper=0.5)
+    scale_init: Scalar = hyper(3.5, "initial psi, the clients' spread; larger values distill less", positive=True)
+    scale_floor: Scalar = hyper(1.0, "smallest psi", positive=True, paper=0.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step; 1 gives the prior's gradient")
 
 

@@ -63,7 +63,7 @@ class MapHyper(SgdHyper):
     models.
     """
 
-    weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
+    weight_decay: Scalar = hyper(0.0, "added to the personal model's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
     lr_location: Scalar = hyper(
         0.1, "learning rate of the prior's mean; decays as lr does", high=1.0, is_step=True, decays=True
@@ -71,8 +71,8 @@ class MapHyper(SgdHyper):
     lr_scale: Scalar = hyper(
         0.05, "learning rate of the prior's scale, for gradient estimates; not decayed", high=1.0, is_step=True
     )
-    scale_init: Scalar = hyper(0.1, "the prior's scale (a Gaussian's variance) in round 0", positive=True)
-    scale_floor: Scalar = hyper(0.01, "least scale of the prior", positive=True)
+    scale_init: Scalar = hyper(0.1, "initial scale of the prior (a Gaussian's variance)", positive=True)
+    scale_floor: Scalar = hyper(0.01, "smallest scale of the prior", positive=True)
 
 
 @struct.dataclass
@@ -83,8 +83,8 @@ class LaplaceHyper(MapHyper):
     With a floor of 0.01, most parameters stay equal to the center's parameters, and the center changes slowly.
     """
 
-    scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
-    scale_init: Scalar = hyper(0.3, "the prior's scale in round 0", positive=True)
+    scale_floor: Scalar = hyper(0.3, "smallest scale of the prior", positive=True)
+    scale_init: Scalar = hyper(0.3, "initial scale of the prior", positive=True)
 
 
 @struct.dataclass
@@ -94,7 +94,7 @@ class MixtureHyper(MapHyper):
     The default ``scale_floor`` performed best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
-    scale_floor: Scalar = hyper(0.1, "least variance of a component", positive=True)
+    scale_floor: Scalar = hyper(0.1, "smallest variance of a component", positive=True)
 
 
 def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:

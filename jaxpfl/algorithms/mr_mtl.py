@@ -32,7 +32,7 @@ from jaxpfl.models import Task
 class MRMTLHyper(AveragingHyper):
     """Hyper-parameters of MR-MTL; the paper tries lambda between 0.0001 and 10, for each data set and noise level."""
 
-    lam: Scalar = hyper(0.1, "weight of (lam/2) |w - mean|^2")
+    lam: Scalar = hyper(0.1, "weight of the penalty (lam/2) |w - mean|^2 on the personal model w")
 
 
 def mr_mtl(task: Task, work: LocalWork) -> Algorithm:

@@ -40,7 +40,7 @@ class PFedMeHyper(AveragingHyper):
     """
 
     lam: Scalar = hyper(0.5, "lambda, weight of the proximal term (lam/2) |theta - w|^2", positive=True)
-    lr_global: Scalar = hyper(1.0, "eta, rate of w's step eta lam (w - theta)", positive=True, is_rate=True)
+    lr_global: Scalar = hyper(1.0, "eta, rate of the step eta lam (w - theta) of w", positive=True, is_rate=True)
 
 
 def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:

@@ -38,7 +38,7 @@ def test_help_explains_every_setting_of_a_method_that_is_named(name):
 def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(capsys, monkeypatch):
     text = said(capsys, "compare", "adaped")
     assert "adaped: AdaPeD: adaptive personalization by distillation" in text
-    assert " psi_floor=0.5 least psi " in text
+    assert " psi_floor=0.5 smallest psi " in text
     assert "default: None" not in text
     assert "default: False" not in text
     assert "(default: True)" not in text  # --plan.no-donate

@@ -36,8 +36,8 @@ class AdaPeDHyper(AveragingHyper):
 
     lr_global: Scalar = hyper(0.1, "eta_2, learning rate of the global model", positive=True, is_rate=True)
     lr_psi: Scalar = hyper(0.05, "eta_3, learning rate of psi; not decayed", is_step=True)
-    psi_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
-    psi_floor: Scalar = hyper(0.5, "least psi", positive=True)
+    psi_init: Scalar = hyper(3.5, "initial psi, the clients' spread; larger values distill less", positive=True)
+    psi_floor: Scalar = hyper(0.5, "smallest psi", positive=True)
     c: Scalar = hyper(5.0, "factor on the divergence in psi's step", positive=True)
 
 
