@@ -83,7 +83,7 @@ STARTS = ("mu", "init")
 class AdaPeDPlusHyper(AdaPeDHyper):
     """Hyper-parameters of AdaPeD-plus; ``lr`` is eta_1, the learning rate of theta, also in fine-tuning."""
 
-    psi_init: Scalar = hyper(1.0, "initial psi, the clients' spread; if large, distills less", positive=True, paper=3.5)
+    psi_init: Scalar = hyper(1.0, "initial psi, the clients' spread; large psi distills less", positive=True, paper=3.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step", positive=True, paper=5.0)
     ce_global: Scalar = hyper(1.0, "kappa, weight of the cross-entropy in the global model's steps", paper=0.0)
     kd_global: Scalar = hyper(0.0, "delta, weight of the distillation term in the global model's steps", paper=1.0)
