@@ -129,8 +129,8 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     *(
         ({"irc/ubuntu_irc_user_counts.npz": IRC | change}, irc, message)
         for change, message in (
-            ({"indptr": np.array([0, 2, 1, 3])}, "not token counts in compressed rows: .* non-decreasing"),
-            ({"indices": np.array([0, 3, 1])}, "not token counts in compressed rows: .* < 3"),
+            ({"indptr": np.array([0, 2, 1, 3])}, "no token counts in compressed rows: .* non-decreasing"),
+            ({"indices": np.array([0, 3, 1])}, "no token counts in compressed rows: .* < 3"),
             ({"indices": np.array([0, 0, 1])}, "a user has a token twice"),
         )
     ),

@@ -295,7 +295,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("indptr decreases")
     except (TypeError, ValueError) as error:
-        raise JaxpflError(f"{path}: not token counts in compressed rows: {one_line(error)}") from error
+        raise JaxpflError(f"{path} has no token counts in compressed rows: {one_line(error)}") from error
     if not ((matrix.data > 0) & (matrix.data <= _MOST)).all():
         raise JaxpflError(f"{path}: counts must be from 1 to {_MOST}")
     matrix.sort_indices()

@@ -82,7 +82,7 @@ class StreamedSimulation(Simulation):
                 f"it supports one accelerator, but there are {number} (to use one, set plan.devices = 1)"
             )
         if self._where == "disk" and not self.plan.donate:
-            raise self._refused("files are written in place, but plan.donate is false")
+            raise self._refused("it writes files in place, which requires plan.donate = true")
         algorithm, participation = self.algorithm, self.participation
         state, hp = self.shapes_of_one_run()
 

@@ -329,7 +329,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
         return in_cohort
     if share is None:
         if full.clients is None or full.cohort is None:
-            raise JaxpflError(f"budget = steps requires clients and cohort, as {method} also trains clients outside it")
+            raise JaxpflError(f"budget = steps requires clients and cohort, as {method} also trains outside the cohort")
         share = min(1.0, full.cohort / full.clients)
     rests = 1 - share
     return in_cohort + outside * sum(rests**j for j in range(1, cap + 1))
