@@ -181,7 +181,7 @@ def test_without_donation_the_old_state_stays() -> None:
     [
         ("network-lasso", {}, "its server uses individual uploads, and all clients take part in every round"),
         ("adaped", {"options": {"idle_rounds": 2}}, "its clients train outside the cohort too"),
-        ("local", {"plan": ExecutionPlan(clients_in="disk", devices=1, donate=False)}, "plan.donate is false"),
+        ("local", {"plan": ExecutionPlan(clients_in="disk", devices=1, donate=False)}, "requires plan.donate = true"),
     ],
 )
 def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why: str) -> None:
