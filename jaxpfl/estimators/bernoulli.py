@@ -87,7 +87,7 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Create the estimator that shrinks a client's own share towards mu, with mu and v from the other clients' shares.
+    r"""Create the estimator that shrinks a client's own share toward mu, with mu and v from the other clients' shares.
 
     The variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where :math:`E\,p(1-p) = \mu(1-\mu) - v`. Hence
 

@@ -130,7 +130,7 @@ def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) ->
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""Create the James-Stein estimator, which shrinks clients' means towards M, for clients with equally many samples:
+    r"""Create the James-Stein estimator, which shrinks clients' means toward M, for clients with equally many samples:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 

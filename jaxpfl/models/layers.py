@@ -206,7 +206,7 @@ class BatchNorm(nn.Module):
     """Batch normalization of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
 
     In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
-    examples. The running mean and variance, [F], start at 0 and 1, and move by a tenth of the difference towards the
+    examples. The running mean and variance, [F], start at 0 and 1, and move by a tenth of the difference toward the
     batch's mean and variance (the biased variance, as in flax). Evaluation uses the running mean and variance instead.
     """
 

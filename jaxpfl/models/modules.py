@@ -3,7 +3,7 @@
 Only flax.linen modules can have running statistics of batch normalization. The statistics are part of the parameters:
 ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH. Every method that averages, sends or
 stores a model therefore includes the statistics. Statistics have no gradient. In training, a batch is normalized by its
-own mean and variance, and the forward pass returns running statistics that are updated towards the batch's statistics.
+own mean and variance, and the forward pass returns running statistics that are updated toward the batch's statistics.
 Padded examples have no effect.
 """
 

@@ -105,7 +105,7 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    The step is the Gaussian prior's proximal step with variance ``1 / sum_l (r_l / s2_l)``, towards the mean of the
+    The step is the Gaussian prior's proximal step with variance ``1 / sum_l (r_l / s2_l)``, toward the mean of the
     centers with weights ``r_l / s2_l``.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2

@@ -234,7 +234,7 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
 
     The result is ``argmin_w kappa |w|_p + |w - v|_2^2 / 2``:
 
-    - p = 1: every entry of v is shrunk towards zero by kappa;
+    - p = 1: every entry of v is shrunk toward zero by kappa;
     - p = 2: :math:`(1 - \kappa / \|v\|_2)_+ v`;
     - p = inf: :math:`v - \operatorname{Proj}(v)`, where Proj projects onto the l1 ball of radius kappa.
 

@@ -81,7 +81,7 @@ class AreaMeans(NamedTuple):
       regression: values z beta of the regression at the clients' covariates, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
       g1, g2, g3: terms of the mean squared error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
-      shrinkage: the fraction B by which ``mean`` moves from the estimate towards the regression, [m].
+      shrinkage: the fraction B by which ``mean`` moves from the estimate toward the regression, [m].
       residual: standardized residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.

@@ -15,7 +15,7 @@ and Wu 1998).
 `alternating` minimizes the squared errors alternately over the heads and over B, as the papers below do. The heads are
 then least-squares solutions, :math:`S_i = \hat w_i \hat w_i^T`, and the columns of B are made orthonormal. With fewer
 than k examples, the least-squares head is not unique; with few examples, the head is inaccurate. In `em`, heads are
-shrunk towards zero, which avoids both problems.
+shrunk toward zero, which avoids both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
 https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",

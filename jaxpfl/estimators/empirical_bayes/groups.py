@@ -65,12 +65,12 @@ class GroupMeans(NamedTuple):
       mean: predictors of theta_i, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
       g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: the fraction b by which ``mean`` moves from the estimate towards the group's mean, [m].
+      shrinkage: the fraction b by which ``mean`` moves from the estimate toward the group's mean, [m].
       residual: standardized differences between x and its prediction from all other clients, [m]; N(0, 1) if the model
         holds.
       risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
-      group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean towards mu,
+      group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean toward mu,
         [G].
       group_residual: standardized differences between the groups' weighted means and mu, [G]; N(0, 1) if the model
         holds.

@@ -41,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 
 _CELLS = 24  # cells along each parameter of probabilities
-_RATE_CELLS = 40  # cells for rates: for few clients, the posterior has a long tail towards large mu
+_RATE_CELLS = 40  # cells for rates: for few clients, the posterior has a long tail toward large mu
 _MARGIN = 14.0  # margin of the grid in log odds or log rates, beyond one event among all clients
 _SPREAD = 4.0  # the constant 4 in the priors of rho and c
 _ZOOMS = 8  # number of times that the grid is narrowed to the region of high density

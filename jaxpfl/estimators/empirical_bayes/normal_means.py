@@ -535,7 +535,7 @@ def homogeneity(x: Any, s: Any) -> Homogeneity:
 
     With :math:`w_i = 1 / s_i^2` the pooled mean is :math:`M = \sum_i w_i x_i / \sum_i w_i`, and its standard error is
     :math:`(\sum_i w_i)^{-1/2}`. :math:`Q = \sum_i w_i (x_i - M)^2` is chi-square with m - 1 degrees of freedom if all
-    theta_i are equal. Works under ``jax.jit`` and ``jax.vmap``.
+    theta_i are equal. The test works under ``jax.jit`` and ``jax.vmap``.
 
     References: Cochran 1954, "The combination of estimates from different experiments"; Higgins and Thompson 2002,
     "Quantifying heterogeneity in a meta-analysis", for I^2.
@@ -559,7 +559,7 @@ class Shrunken(NamedTuple):
 
 
 def james_stein(x: Any, s: Any) -> Shrunken:
-    r"""James-Stein estimator for clients with equal standard errors; estimates shrink towards their mean.
+    r"""James-Stein estimator for clients with equal standard errors; estimates shrink toward their mean.
 
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)

@@ -85,7 +85,7 @@ class Rates(NamedTuple):
       prior_size: pseudo-trials n_0 or pseudo-exposure e_0, []; infinite for a prior without spread.
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
-      shrinkage: fraction n_0 / (n_0 + n_i) by which the posterior mean moves towards the prior mean, [m].
+      shrinkage: fraction n_0 / (n_0 + n_i) by which the posterior mean moves toward the prior mean, [m].
       log_marginal: log likelihood of all counts, []. If clients have weights, the weights are scaled to a mean of one.
       labels: labels of the clients, if the data came in a data frame.
     """

@@ -64,7 +64,7 @@ class UnitMeans(NamedTuple):
       mean: empirical best linear unbiased predictors, [m].
       mse: estimated mean squared errors of ``mean``, [m].
       g1, g2, g3: terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: fraction 1 - gamma by which ``mean`` moves from the client's own estimate towards the regression, [m].
+      shrinkage: fraction 1 - gamma by which ``mean`` moves from the client's own estimate toward the regression, [m].
       effect: predictions of v_i, [m].
       residual: standardized residuals of the clients' means about the regression, [m]; N(0, 1) if the model holds.
       beta: coefficients, [p].

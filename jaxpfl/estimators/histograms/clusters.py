@@ -4,7 +4,7 @@ r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Al
 
 Here P_k are the centers, and Qhat_u is user u's histogram. In each round, every user is assigned to the nearest center.
 A center then becomes the mean histogram of its users, which minimizes the sum of their divergences. The objective
-therefore never increases, except by the effect of the floor. IFCA takes a gradient step towards this mean.
+therefore never increases, except by the effect of the floor. IFCA takes a gradient step toward this mean.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def cluster(
     rate: Scalar = 1.0,
     complete: Callable[[Array], Array] = lambda centers: centers,
 ) -> Clustering:
-    """Run Algorithm 2, or IFCA if ``rate`` is below one: centers then take a gradient step towards their users' mean.
+    """Run Algorithm 2, or IFCA if ``rate`` is below one: centers then take a gradient step toward their users' mean.
 
     Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
 
@@ -77,7 +77,7 @@ def cluster(
       start: initial centers, [k, d].
       rounds: number of rounds T.
       floor: lower bound s on a token's probability, before normalization (`floored`).
-      rate: step size towards the users' mean. If 1, a center without users becomes uniform, as in the paper; otherwise
+      rate: step size toward the users' mean. If 1, a center without users becomes uniform, as in the paper; otherwise
         such a center keeps its value.
       complete: function applied to the means [k, d] before they become centers (`token_mask`).
     """

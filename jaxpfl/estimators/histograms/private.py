@@ -11,7 +11,7 @@ cluster.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
 and one release per round, possibly with another noise multiplier (`divided`). Users do not send their assignments.
-Post-processing of released vectors costs no privacy; examples are shrinking centers towards the mean (`shrunk`), and
+Post-processing of released vectors costs no privacy; examples are shrinking centers toward the mean (`shrunk`), and
 choosing DimRed's candidate tokens.
 
 The settings C, k, T, w, s, the spread of the initial centers, and the vocabulary must be public. The guarantee does not
@@ -120,7 +120,7 @@ def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: S
 
 
 def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
-    r"""Shrink noisy centers towards the private mean, with a Wiener weight for each entry, [k, d].
+    r"""Shrink noisy centers toward the private mean, with a Wiener weight for each entry, [k, d].
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
@@ -172,7 +172,7 @@ def cluster(
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
       first: result of `release_of_all`, from which the initial centers are derived. In each round, the sum over the
-        clusters is another release of the same total, with k times the variance. This release improves the mean towards
+        clusters is another release of the same total, with k times the variance. This release improves the mean toward
         which centers are shrunk.
       clusters: number of clusters k.
       rounds: number of rounds T.
@@ -182,8 +182,8 @@ def cluster(
       floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
-      rate: step size towards the users' noisy mean.
-      shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
+      rate: step size toward the users' noisy mean.
+      shrink: whether noisy centers are shrunk toward the mean (`shrunk`).
       keep: [d] bool, tokens used for clustering; the other tokens keep the mean's entries.
     """
     of_start, of_rounds = jax.random.split(key)

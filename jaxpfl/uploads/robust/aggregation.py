@@ -2,9 +2,8 @@ r"""Robust aggregation: rules that replace the mean of the uploads, and the serv
 
 A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], one row (a client's
 upload) for each of the cohort's C slots. The mask ``valid`` [C] marks the n slots that the rule uses. The estimate has
-leaves [...] and is zero for n = 0.
-All clients have the same weight. A slot's vector consists of its rows in all leaves, so norms and distances are over
-all leaves. Slots that are not valid may have any values, including NaN.
+leaves [...] and is zero for n = 0. All clients have the same weight. A slot's vector consists of its rows in all
+leaves, so norms and distances are over all leaves. Slots that are not valid may have any values, including NaN.
 
 Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. The coordinatewise rules are
 
