@@ -269,7 +269,7 @@ def test_privacy_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrup
             assert f"eps = {eps:.4g} at delta = 0.0001" in run["statement"]
             assert all(0 <= value <= 1 for value in run[which])
     other = python("-m", "benchmarks", *study, "--json", str(tmp_path / "made" / "record.json"), status=1)
-    assert "holds another setting" in other.stderr
+    assert "has different settings" in other.stderr
 
 
 @pytest.mark.slow

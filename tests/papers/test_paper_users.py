@@ -61,10 +61,10 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
     assert run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True)).rows == (row,)
 
     files.write_checksummed(path, stored | {"data": stored["data"] + 1})
-    with pytest.raises(JaxpflError, match="the data set digits is not the one of"):
+    with pytest.raises(JaxpflError, match="the data set digits differs from that of"):
         run.run(EXPERIMENT, way(tmp_path))
     files.write_checksummed(path, stored | {"method": "persfl"})
-    with pytest.raises(JaxpflError, match="of other settings"):
+    with pytest.raises(JaxpflError, match="with different settings"):
         run.run(EXPERIMENT, way(tmp_path))
     for text in (json.dumps(stored | {"accuracy": stored["accuracy"][:1], "crc32": "0"}), "[]", "{", '{"a": 1e999}'):
         path.write_text(text)
