@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from test_task_pages import TASK_PAGES
 
+from jaxpfl import METHODS
+from jaxpfl.studies.registry import STUDIES
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 # The pages in docs/reference have their links in the site alone.
@@ -48,6 +51,13 @@ def test_links_lead_somewhere(page: Path):
         (target, anchor) for target, anchor in inside if target.suffix == ".md" and "reference" not in target.parts
     ]
     assert [f"{target}#{anchor}" for target, anchor in written if anchor and anchor not in anchors(target)] == []
+
+
+def test_every_method_and_study_is_documented():
+    pages = {page: (ROOT / "docs" / f"{page}.md").read_text() for page in ("methods", "estimation", "network")}
+    assert [name for name in METHODS if f"`{name}`" not in pages["methods"]] == []
+    commands = re.findall(r"(?:jaxpfl estimate|;) ([\w-]+)", pages["estimation"] + pages["network"])
+    assert set(STUDIES) - set(commands) == set()
 
 
 def test_a_heading_has_its_anchor(tmp_path: Path):
