@@ -136,7 +136,7 @@ def adamix(
        \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
 
     A proximal step for the mixture replaces the paper's gradient step. A gradient step would need ``rate / floor < 2``,
-    because the variances decrease to the floor. (The proximal step moves the thetas towards the centers, so they vary
+    because the variances decrease to the floor. (The proximal step moves the thetas toward the centers, so they vary
     less than the population, and the variances of the next fit are smaller still.)
 
     Implements: Ozkara et al. 2023, Algorithm 1.

@@ -435,7 +435,7 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
 
 
 def _areas(data: Summaries, options: Any) -> Fitted:
-    """Shrink estimates with standard errors towards a regression on covariates."""
+    """Shrink estimates with standard errors toward a regression on covariates."""
     found = eb.fay_herriot(data.first, data.second, data.covariates)
     low, high = found.interval(options.level)
     facts = {
@@ -455,7 +455,7 @@ def _areas(data: Summaries, options: Any) -> Fitted:
 
 
 def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
-    """Shrink estimates with standard errors towards the means of their groups."""
+    """Shrink estimates with standard errors toward the means of their groups."""
     names, index = np.unique(np.array(groups), return_inverse=True)
     found = eb.ebnm_groups(data.first, data.second, index)
     low, high = found.interval(options.level)

@@ -1,7 +1,7 @@
 """Settings, users and table rows of the histogram study. Each row is for one method, with or without privacy.
 
 Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into clients, validation
-users and unseen users. Fine-tuning moves a user's estimate from a shared center towards the user's own histogram;
+users and unseen users. Fine-tuning moves a user's estimate from a shared center toward the user's own histogram;
 lambda is the weight of the center. In the rows "by m_u", a user with m_u tokens has lambda = ``alpha / (alpha + m_u)``.
 """
 

@@ -282,7 +282,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     """
     assert data.population is not None
     assert data.kinds is not None
-    steps = {"Algorithm 2": 1.0, "IFCA": given.ifca_rate}  # step sizes towards the mean
+    steps = {"Algorithm 2": 1.0, "IFCA": given.ifca_rate}  # step sizes toward the mean
 
     @full_precision.jit
     def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:

@@ -285,7 +285,7 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 
     The budget is the number of gradients that the client computes in all rounds with a method that takes one gradient
     per local step. The number of rounds is rounded down, but is at least one. For methods that also train outside the
-    cohort (``idle``), the expected gradients between two participations count towards the cost of a round.
+    cohort (``idle``), the expected gradients between two participations count toward the cost of a round.
 
     Args:
       config: the run's config, before `resolve`.
