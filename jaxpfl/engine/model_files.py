@@ -222,7 +222,7 @@ class Models:
         new = [name for name in dict.fromkeys(clients) if column is not None and name not in self._ids]
         adapted = dict(zip(new, adapt(new), strict=True)) if new and adapt is not None else {}
         if new and not adapted:
-            rows = f"{table.path}: {clients.isin(new).sum()} rows of {len(new)} new clients ({listed(new, new[0])})"
+            rows = f"{table.path}: {clients.isin(new).sum()} row(s) of new clients ({listed(new, new[0])})"
             if self._global_file is None:
                 raise JaxpflError(f"{rows} require a global model, but {self.method} has none: leave these rows out")
             warn(f"{rows} are predicted by the global model")

@@ -146,7 +146,7 @@ def test_new_clients_and_what_a_new_table_may_not_hold(capsys, labels, tmp_path)
     rows = visits().iloc[[0, 1, 30, 31]].assign(hospital=["007", "7", "2", "Ulm"])
     result, found = predicted(capsys, labels, rows, "ditto")
     assert result.err.count("\n") == 1
-    assert "2 rows of 2 new clients (7, Ulm) are predicted by the global model" in result.err
+    assert "2 row(s) of new clients (7, Ulm) are predicted by the global model" in result.err
     models = load_models(labels / "models", "ditto")
     by_hand = [models.predict(client, rows.iloc[[i]])[0] for i, client in enumerate(("007", None, "2", None))]
     np.testing.assert_allclose(found.filter(like="probability"), by_hand, rtol=1e-5)

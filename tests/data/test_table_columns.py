@@ -73,6 +73,7 @@ def test_missing_values_are_those_of_the_training_rows(tmp_path: Path, missing: 
     source = gappy(tmp_path, missing)
     federation = federate(source, partition="natural", test_share=0.4, validation_share=0.2)
     assert source.columns is not None
+    assert source.columns.words == "size or missing; kind (3 categories) or missing"
     columns = TableColumns.from_json(json.loads(json.dumps(fills_of(federation, source.columns).to_json())))
     frame = pandas.read_csv(tmp_path / "gaps.csv")  # the labels number the rows
     train = federation.train.flat().y.astype(int)
@@ -170,7 +171,7 @@ def test_rows_from_a_day_on_are_the_test_rows(tmp_path: Path) -> None:
         ({"split_date": "2025-01-06"}, "no row is on or after split_date"),
         ({"split_date": "1/2/2025"}, "split_date must be a date such as 2025-01-31, got '1/2/2025'"),
         ({"split_date": "2025-01-02", "date": ()}, "split_date = 2025-01-02 requires date"),
-        ({"split_date": "2025-01-02", "person": "age"}, "excludes person"),
+        ({"split_date": "2025-01-02", "person": "age"}, "splits a person's rows: leave out split_date or person"),
         ({"date": ("city",)}, "date must not name the client column, got city"),
         ({"person": "price"}, "person must differ from target and client"),
         ({"date": ("night",)}, "column of .* 'night'"),

@@ -153,11 +153,11 @@ class TableColumns(NamedTuple):
     @property
     def words(self) -> str:
         """Description of the columns for display."""
-        texts = [
-            {"categorical": f" ({len(own.levels)} categories)", "date": " (days)"}.get(own.kind, "")
-            for own in self.columns
-        ]
-        return "; ".join(f"{own.name}{text}" for own, text in zip(self.columns, texts, strict=True))
+        texts = [own.name for own in self.columns]
+        for place, own in enumerate(self.columns):
+            texts[place] += {"categorical": f" ({len(own.levels)} categories)", "date": " (days)"}.get(own.kind, "")
+            texts[place] += " or missing" if own.gaps else ""
+        return "; ".join(texts)
 
     def apply(self, table: Table | pandas.DataFrame) -> np.ndarray:
         """Return the unscaled features of a table's rows, float64 [N, d].

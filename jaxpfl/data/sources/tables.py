@@ -105,7 +105,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
                 holds = "label" if column in targets else "client" if column == options.client else "person"
                 raise JaxpflError(f"{setting} must not name the {holds} column, got {column}")
     if options.split_date is not None and (not options.date or options.person is not None):
-        lack = "requires date, the date column" if not options.date else "excludes person, whose rows could be split"
+        both = "splits a person's rows: leave out split_date or person"
+        lack = "requires date, the date column" if not options.date else both
         raise JaxpflError(f"{name}: split_date = {options.split_date} {lack}")
     columns = [column for column in table.names if column not in (*roles, *options.ignore)]
     needed = {*roles, *options.date[: options.split_date is not None]}
