@@ -13,6 +13,7 @@ from typing import Any
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["LC_ALL"] = "C.UTF-8"  # what is printed is the same wherever the tests run
 os.environ.pop("JAX_LOGGING_LEVEL", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of commands import the package, half a second each without
 
 import jaxlib
 

@@ -9,6 +9,7 @@ import sys
 
 import dp_accounting  # noqa: F401
 import flax.linen  # noqa: F401
+import hypothesis  # noqa: F401
 import jax  # noqa: F401
 import optax  # noqa: F401
 import pytest
@@ -22,7 +23,7 @@ for line in sys.stdin:
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.path.insert(0, folder)
-        status = pytest.main(["-q", "--tb=line", "--maxfail=1", *tests])
+        status = pytest.main(["-p", "xdist", "-q", "--tb=line", "--maxfail=1", *tests])
         sys.stdout.flush()
         os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

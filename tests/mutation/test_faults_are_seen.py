@@ -4,6 +4,7 @@ A fault replaces a text of the package's source in a copy. Most are seen in the 
 tests pass on the copy.
 """
 
+import compileall
 import importlib.util
 import json
 import os
@@ -30,7 +31,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = importlib.util.find_spec("jaxpfl")
     assert found is not None
     assert found.origin is not None
-    return shutil.copytree(Path(found.origin).parent, tmp_path_factory.mktemp("planted") / "jaxpfl")
+    copy = shutil.copytree(Path(found.origin).parent, tmp_path_factory.mktemp("planted") / "jaxpfl")
+    assert compileall.compile_dir(copy, quiet=1)
+    return copy
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def outcome(package: Path) -> Iterator[Callable[..., tuple[int, str]]]:
     """Function of tests that runs them on the copy and returns pytest's exit status and its output."""
     # A changed module must not leave its compiled form behind.
     environment = {name: value for name, value in os.environ.items() if name != "JAXPFL_TESTS_UNTIL"}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, str(Path(__file__).with_name("forked_pytest.py"))]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=TESTS.parent, env=environment) as runner:
