@@ -38,12 +38,13 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--many", type=positive, default=5000, help="larger number of clients")
     args = options.parse_args(argv)
     problem, few, many, repetitions = Problem(data_dir=args.data_dir), 50, args.many, args.repetitions
+    methods = ("adaped",) if args.quick else ("fedavg", "adaped")
     if args.quick:
         problem, few, many, repetitions = replace(problem, clients=4, steps=2, source="digits"), 2, 4, 1
     small = replace(problem, method="adaped", cap=60, steps=2)
     with tempfile.TemporaryDirectory() as folder:
         cases: dict[str, dict[str, Any]] = {}
-        for method in ("fedavg", "adaped"):
+        for method in methods:
             described = {"problem": asdict(replace(problem, method=method))}
             cases |= {f"{method} cold": described, f"{method} cached": described | {"cache": folder}}
         for m in (few, many):
@@ -64,12 +65,9 @@ def main(argv: list[str] | None = None) -> None:
     table("compiling the rounds of the MNIST CNN", columns, rows)
     totals = [results[f"adaped, m = {m}"]["round"]["total"] for m in (few, many)]
     ratios = {"many_over_few": totals[1] / totals[0], "asked": ASKED_RATIO}
-    ratios |= {
-        m: results[f"{m} cached"]["round"]["total"] / results[f"{m} cold"]["round"]["total"]
-        for m in ("fedavg", "adaped")
-    }
+    ratios |= {m: results[f"{m} cached"]["round"]["total"] / results[f"{m} cold"]["round"]["total"] for m in methods}
     rows = [(f"m = {many} over m = {few}", ratios["many_over_few"], *ASKED_RATIO.values())]
-    rows += [(f"{method}, cached over cold", ratios[method], None, None) for method in ("fedavg", "adaped")]
+    rows += [(f"{method}, cached over cold", ratios[method], None, None) for method in methods]
     table("ratios", ("", "ratio", "floor", "aim"), rows)
     settings = asdict(problem) | {"few": few, "many": many, "repetitions": repetitions}
     write(args.json, "compile", settings, results, ratios=ratios, asked=ASKED)

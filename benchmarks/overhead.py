@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     for what, problem in problems.items():
         if args.only not in (None, problem.model):
             continue
-        for cohort in (None, problem.clients // 10):
+        for cohort in (problem.clients // 10,) if args.quick else (None, problem.clients // 10):
             name = f"{what}, K = {cohort or problem.clients} of {problem.clients}"
             settings = {"problem": asdict(replace(problem, cohort=cohort)), "block": BLOCKS[problem.model]}
             jobs = {how: Job("overhead", settings | {"bare": how == "bare"}) for how in ("round", "bare")}

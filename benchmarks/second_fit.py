@@ -30,7 +30,6 @@ if not __package__:
 from .harness import Job, JobError, once
 from .record import command, parser, table, target, write
 
-METHODS = ("fedavg", "adaped")
 FITS: dict[str, dict[str, Any]] = {"first": {}, "same": {}, "other": {"lr": 0.05, "seeds": [7]}}
 ASKED = {"same": target(0.1, 0.03), "other": target(0.1, 0.03)}  # maximum CPU seconds relative to the first fit
 COMPARE = "jaxpfl compare"
@@ -39,9 +38,10 @@ COMPARE = "jaxpfl compare"
 @command
 def main(argv: list[str] | None = None) -> None:
     args = parser("second_fit", __doc__, repetitions=3).parse_args(argv)
-    settings: dict[str, Any] = {"clients": 50, "fit": {"rounds": 30, "cohort": 10}, "compare": []}
+    settings: dict[str, Any] = {"methods": ["fedavg", "adaped"], "clients": 50}
+    settings |= {"fit": {"rounds": 30, "cohort": 10}, "compare": []}
     if args.quick:
-        settings = {"clients": 4, "fit": {"rounds": 2, "local_steps": 2}}
+        settings = {"methods": ["adaped"], "clients": 4, "fit": {"rounds": 2, "local_steps": 2}}
         settings["compare"] = ["fedavg", "--clients", "4", "--rounds", "2", "--seeds", "1", "--local-steps", "2"]
     repetitions = 1 if args.quick else args.repetitions
     runs = [_repetition(settings) for _ in range(repetitions)]
@@ -49,8 +49,9 @@ def main(argv: list[str] | None = None) -> None:
     results = {name: row | {"runs": [run[name] for run in runs]} for name, row in results.items()}
     columns = ("", "CPU s", "s")
     table("seconds", columns, [(name, row["cpu"], row["wall"]) for name, row in results.items()])
-    pairs = {f"{method}, {fit}": (f"{method}, {fit}", f"{method}, first") for method in METHODS for fit in FITS}
-    pairs |= {f"{method}, disk, first": (f"{method}, disk, first", f"{method}, first") for method in METHODS}
+    methods = settings["methods"]
+    pairs = {f"{method}, {fit}": (f"{method}, {fit}", f"{method}, first") for method in methods for fit in FITS}
+    pairs |= {f"{method}, disk, first": (f"{method}, disk, first", f"{method}, first") for method in methods}
     pairs[f"{COMPARE}, warm"] = f"{COMPARE}, warm", f"{COMPARE}, cold"
     pairs = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     ratios = {name: statistics.median(run[a]["cpu"] / run[b]["cpu"] for run in runs) for name, (a, b) in pairs.items()}
@@ -63,7 +64,7 @@ def _repetition(settings: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Run every case once, and return its seconds."""
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for method in METHODS:
+        for method in settings["methods"]:
             one = {"method": method, "clients": settings["clients"], "fit": settings["fit"]}
             found |= {f"{method}, {fit}": spent for fit, spent in once(Job("second_fit", one)).items()}
             on_disk = one | {"cache": str(Path(folder) / method)}

@@ -121,10 +121,12 @@ def _asked(args: argparse.Namespace) -> None:
 
 def _curves(args: argparse.Namespace) -> None:
     """Measure every count in every place, in memory only if it fits."""
-    counts, cohort = ([20, 40], 5) if args.quick else (sorted(set(args.clients)), COHORT)
+    counts, cohort, memory = sorted(set(args.clients)), COHORT, args.memory * GIB
+    if args.quick:
+        counts, cohort, memory = [20, 40], 5, 30 * KINDS[args.model].client_bytes
     results: dict[str, Any] = {}
     for m in counts:
-        fits = m * KINDS[args.model].client_bytes <= args.memory * GIB
+        fits = m * KINDS[args.model].client_bytes <= memory
         found = _measured(args, dict.fromkeys(PLACES if fits else PLACES[-1:], m), min(cohort, m))
         results |= {f"{place}, {m}": row | {"place": place, "clients": m} for place, row in found.items()}
     rows = [(row["place"], row["clients"], *_figures(row)) for row in results.values()]
