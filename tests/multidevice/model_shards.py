@@ -37,10 +37,10 @@ def main(methods: list[str]) -> None:
         ExecutionPlan(model_shards=2, clients="3", runs="vmap"),
         ExecutionPlan(model_shards=4, clients="map", runs="map"),
     ]
-    for name in methods:
-        assert_same_in_parts(CASES[name], *plans, model="mlp:8")
+    first, second = methods
+    assert_same_in_parts(CASES[first], *plans, model="mlp:8")
     placement._shares_memory = lambda platform: False  # as accelerators, each group with its own clients' data
-    assert_same_in_parts(CASES[methods[0]], plans[0], model="mlp:8")
+    assert_same_in_parts(CASES[second], plans[0], model="mlp:8")
     resolved = [simulate(CASES["local"], ragged_federation(), plan=plan, model="mlp:8").execution for plan in plans]
     print(json.dumps([(one.devices, one.all_devices) for one in resolved]))
 

@@ -73,14 +73,10 @@ def test_a_private_run_of_two_processes_and_its_resume_by_others(tmp_path):
 
 
 def test_compare_in_two_processes(tmp_path):
-    """A pooled method, one that keeps states, and a secret noise seed, which process 0 draws for both."""
+    """Methods with and without states, and a secret noise seed, which process 0 draws for both."""
     ours = ("compare", "fedavg", "adaped", *PRIVATE, "--rounds", "3", "--privacy.noise-seed", "secret")
     assert run(tmp_path, *ours, "--output", str(tmp_path / "run"), processes=2) == [0, 0], said(tmp_path, 0)
     assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]) == {"fedavg", "adaped"}
-    pooled = ("run", "pooled", *SMALL, "--rounds", "3")
-    for name, processes in (("one", 1), ("two", 2)):
-        assert set(run(tmp_path, *pooled, "--output", str(tmp_path / name), processes=processes)) == {0}
-    assert_same(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize(("which", "number"), [(1, signal.SIGINT), (0, signal.SIGKILL)])
