@@ -41,8 +41,12 @@ _COMPUTING = (
 )
 """Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
 
-_LONGEST = ("conformance/test_same_numbers.py", "test_task_pages.py", "benchmarks/test_benchmarks.py")
-"""Files of ten minutes and more in one process, as a file has one worker: the last to begin, they would run alone."""
+_LONGEST = (
+    *("conformance/test_same_numbers.py", "benchmarks/test_benchmarks.py", "mutation/test_faults_are_seen.py"),
+    *("test_task_pages.py", "multiprocess/test_command_line.py", "privacy/test_sensitivity.py", "test_notebooks.py"),
+    *("faults/test_faults.py", "conformance/test_gradients.py", "fuzz/test_fuzz.py"),
+)
+"""Files of a minute and a half and more, longest first. As a file has one worker, the last to begin would run alone."""
 
 _UNTIL = "JAXPFL_TESTS_UNTIL"
 """Variable by which a run's workers learn when no further test begins, in seconds since 1970."""
@@ -90,8 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if files and config.option.begin_at:
         first = config.option.begin_at % len(files)
         turn = {path: (place - first) % len(files) for place, path in enumerate(files)}
-        longest = {Path(__file__).parent / name for name in _LONGEST}
-        items.sort(key=lambda item: (item.path not in longest, turn[item.path]))
+        turn |= {Path(__file__).parent / name: place - len(_LONGEST) for place, name in enumerate(_LONGEST)}
+        items.sort(key=lambda item: turn[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
