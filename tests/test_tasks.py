@@ -221,12 +221,15 @@ def test_own_task():
         jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **settings)
 
 
-def test_overflowing_predictions_score_worst_not_as_absent():
-    federation = clients_of(LABELS["regression"])
+@pytest.mark.parametrize("times", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_overflowing_predictions_score_worst_not_as_absent(times):
+    """A mean loss of NaN, and an infinite rmse."""
     huge = Model(
-        lambda key, x: jnp.ones(1), lambda w, x, key=None, train=False: jnp.exp(1e4 * w) * jnp.ones((len(x), 1))
+        lambda key, x: jnp.ones(1), lambda w, x, key=None, train=False: times * jnp.exp(1e4 * w) * jnp.ones((len(x), 1))
     )
-    result = jaxpfl.fit("local", federation, task="regression", **{**QUICK, "model": huge})
+    own = Task(huge, (FEATURES,), 1, log_cosh, {"loss": log_cosh}, kind="own", headline="loss", lower=True)
+    given = {"task": "regression", "model": huge} if times else {"task": own, "model": "mlp"}
+    result = jaxpfl.fit("local", clients_of(LABELS["regression"]), **QUICK | given)
     assert (result.personalized_score == np.inf).all()
     assert (result.mean() == np.inf).all()
 

@@ -1,5 +1,6 @@
 """Rows of clients that are dealt to devices by their examples, and back."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from jaxpfl.data import stack
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.round import _rows_where as rows_where
+from jaxpfl.engine.state import _map_blocks
 
 SIZES = np.array([[40, 4], [3, 1], [5, 2], [2, 2], [30, 3], [1, 1], [8, 1]])
 
@@ -91,3 +93,10 @@ def test_rows_of_those_that_meet_a_condition():
     assert rows_where(condition, every).tolist() == [0, 2, 3, 5, 5]
     some = Group(np.array([1, 2, 4]), 4, 5, False)
     assert rows_where(jnp.array([True, False, True, True]), some).tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("block", [2, 3, 7])
+def test_states_that_are_made_in_blocks_are_those_made_at_once(block):
+    every = jax.vmap(lambda name, rows: {"own": 10 * name, "all": rows.sum()})
+    given = jnp.arange(7), jnp.arange(14.0).reshape(7, 2)
+    jax.tree.map(np.testing.assert_array_equal, _map_blocks(every, given, block), every(*given))
