@@ -436,7 +436,7 @@ def test_methods_trace_it(method, task):
         ("fedem", "regression", {"loss": "absolute"}, "fedem mixes densities"),
         ("moon", "next-token", {}, "moon compares features .*'next-token' has features at each position"),
         ("adaped", "next-token", {"options": {"gate": True}}, "adaped.gate .* at least 2 classes, got the task"),
-        ("map-kd", "next-token", {"options": {"exact": True}}, "the exact normalizer requires class probabilities"),
+        ("map-kd", "next-token", {"options": {"exact": True}}, "exact = true requires class probabilities"),
         ("persfl", "next-token", {"options": {"temperatures": (2.0,)}}, "persfl.temperatures .*, got next-token"),
     ],
 )

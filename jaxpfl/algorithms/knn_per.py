@@ -8,13 +8,13 @@ of its training examples. The k examples N(x) that are nearest to x vote for the
 
 The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with its scale s and the
 number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. The client
-chooses lambda_i among 0, 0.1, ..., 1 such that its validation examples have the largest likelihood. A client without
-validation examples uses its training examples; an example is then left out of its own neighbors.
+chooses lambda_i from 0, 0.1, ..., 1 to maximize the likelihood of its validation examples. A client without validation
+examples uses its training examples; an example is then left out of its own neighbors.
 
-The method performs poorly if a client has few examples, or if the global model's features do not separate the client's
-classes. lambda_i is then zero, and the method is FedAvg. A lambda_i chosen on training examples is too small, because
-the global model was trained on these examples. Validation examples avoid this bias. In each evaluation, every client
-computes the distances between all pairs of its examples.
+The method gains little over FedAvg if a client has few examples, or if the global model's features do not separate the
+client's classes. lambda_i is then usually close to zero; at zero, the method is FedAvg. A lambda_i chosen on training
+examples is too small, because the global model was trained on these examples. Validation examples avoid this bias. In
+each evaluation, every client computes the distances between all pairs of its examples.
 
 Reference: Marfoq et al. 2022, "Personalized Federated Learning through Local Memorization",
 https://arxiv.org/abs/2111.09360.

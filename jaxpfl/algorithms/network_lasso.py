@@ -11,31 +11,31 @@ and Z is the matrix of all z_n. Client n receives the shared x and its own z_n, 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
-      + \eta \tau \frac{|S|}{N} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
+      + \eta \tau \frac{|S|}{m} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-In the server's step, N in |S| / N is the number of clients. The minimization over Z uses ADMM (`similarity.admm`) in
-the same compiled round. ADMM starts from the multipliers of the previous round, and stops when its residuals are small
+Here m is the number of clients. The minimization over Z uses ADMM (`similarity.admm`) in the same compiled round. ADMM
+starts from the solution and the multipliers of the previous round (`admm.Warm`), and stops when its residuals are small
 or after a maximum number of steps. Neighboring clients that have equal z at the end belong to the same cluster
 (`clusters`).
 
-The paper's objective has (1/N) sum_n f_n over N clients, so a step changes z_n by -eta g_n / N. ``scaling="mean"``
-selects this objective (c = 1 / N). With full participation, tau = 1 and full batches, the server's step is exactly the
+The paper's objective has the mean of the m losses f_n, so a step changes z_n by -eta g_n / m. ``scaling="mean"``
+selects this objective (c = 1 / m). With full participation, tau = 1 and full batches, the server's step is exactly the
 paper's step. With the default ``scaling="sum"``, the objective is the sum of all f_n (c = 1). A step then changes z_n
 by -eta g_n, as in every other method of this package, and the shared x by the clients' mean change. The two objectives
-have the same minimizer if lambda is N times as large for the sum. With lambda = 0 the clients are decoupled; with
-"sum", z_n is then trained locally from a common start. With a large lambda, all clients of a connected component have
-the same z, their mean, as in federated averaging.
+have the same minimizer if lambda is m times as large for the sum. With lambda = 0 and no shared parameters, the clients
+are decoupled; with "sum", z_n is then trained locally from a common start. With a large lambda, all clients of a
+connected component share one z, the mean over the component, as in federated averaging.
 
 The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
-on tau (up to client drift). The weight also contains |S| / N, because a client outside the cohort has no gradient to
-balance the penalty. tau is the number of steps without stragglers. With a client optimizer other than SGD, delta is not
-a multiple of a gradient, and lambda has another scale. Weight decay is part of f_n.
+on tau (up to client drift). The weight also contains |S| / m, because a client outside the cohort has no gradient to
+balance the penalty. tau is the number of steps of a client that is not a straggler. With a client optimizer other than
+SGD, delta is not a multiple of a gradient, and lambda is on a different scale. Weight decay is part of f_n.
 
 A parameter that is both shared and personal is the sum of two parameters, which are both trained. A parameter that is
 neither shared nor personal keeps its initial value, which the server sends in every message.
 
 Reference: Zhao, Liu, Jiang and He, "Communication Efficient Training of Federated Model Over Unbalanced Labels",
-Algorithms 1 and 2; `similarity.admm.prox` corrects its Z step.
+Algorithms 1 and 2. The paper's Z step is correct only for p = 2; `similarity.admm.prox` is correct for every p.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def network_lasso(
         whole; with p = 1, single entries of z may become equal.
       shared, personal: patterns for the paths of the shared and the personal parameters (`split_models.masks`). By
         default all parameters are personal, as in the original network lasso.
-      scaling: factor on the losses f_n: "sum" for 1, or "mean" for the paper's 1 / N with N clients.
+      scaling: factor on the losses f_n: "sum" for 1, or "mean" for the paper's 1 / m with m clients.
       admm_steps: maximum number of ADMM steps in a round.
       tolerance: largest residual at which ADMM stops.
 

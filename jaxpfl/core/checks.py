@@ -53,7 +53,7 @@ def count(name: str, value: int, most: int | None = None) -> None:
     Raises:
       JaxpflError: if the number is outside this range.
     """
-    if isinstance(value, bool) or not float(value).is_integer() or value < 1:
+    if isinstance(value, bool) or not 1 <= value < math.inf or value != int(value):
         raise JaxpflError(f"{name} must be a whole number of at least 1, got {value}")
     if most is not None and value > most:
         raise JaxpflError(f"{name} must be at most {most}, got {value}")
@@ -67,5 +67,5 @@ def seed(name: str, value: int) -> None:
     Raises:
       JaxpflError: if the number is outside this range.
     """
-    if isinstance(value, bool) or value != int(value) or not 0 <= value < 2**32:
+    if isinstance(value, bool) or not 0 <= value < 2**32 or value != int(value):
         raise JaxpflError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {value}")

@@ -19,7 +19,7 @@ _MOST_CLASSES = 100
 
 
 def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> Path:
-    """Write `split_figure` to a PNG file and return the path. A missing folder is created.
+    """Write the figure of `split_figure` to a PNG file and return the path. A missing folder is created.
 
     Raises:
       JaxpflError: as in `split_figure`, and if the file cannot be written.

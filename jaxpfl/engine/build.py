@@ -94,7 +94,7 @@ def assemble_shapes(
     mechanism and the compressor.
 
     Args:
-      spec: settings of the run, with ``num_classes`` if there are classes.
+      spec: settings of the run; ``num_classes`` is required for classification.
       example: shapes of one example's input and label (`jax.ShapeDtypeStruct`).
       num_clients: number m of clients.
       sizes: numbers of training and validation examples of a client; the server's functions do not depend on them.
@@ -509,12 +509,12 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
 
 
 def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
-    """Sampling of the cohorts (`participation.of`).
+    """Return how cohorts are sampled (`participation.of`), with defaults that suit private uploads.
 
-    If uploads are private and cohorts do not contain all clients, the default is Poisson sampling, or cyclic sampling
-    with banded noise. By default, a Poisson cohort has enough slots for all drawn clients of a round with probability
-    at least 1 - 1e-6. With the accountant rdp, which does not support truncated cohorts, there is a slot for every
-    client.
+    If uploads are private and cohorts do not contain all clients, the default is Poisson sampling or, if the noise is
+    banded, cyclic sampling. By default, a Poisson cohort has enough slots for all drawn clients of a round with
+    probability at least 1 - 1e-6. With the accountant rdp, which does not support truncated cohorts, there is a slot
+    for every client.
 
     Raises:
       JaxpflError: if `participation.of` raises it.

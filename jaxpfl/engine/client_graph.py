@@ -65,8 +65,8 @@ def client_graph(
       neighbours: number k of neighbors. If there are fewer than k other clients, all of them are neighbors.
 
     Raises:
-      JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and inputs are
-        not one array of real numbers, or if `graphs.nearest` raises it.
+      JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and the inputs
+        are not a single floating-point array, or if `graphs.nearest` raises it.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
@@ -85,7 +85,7 @@ def _input_vectors(space: str, federation: Federation) -> Array:
     """Array that represents each client's inputs in the space "data" or "features", [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
-        raise JaxpflError(f"graph = {space} requires inputs that are one array of real numbers: use graph = models")
+        raise JaxpflError(f"graph = {space} requires one floating-point array as inputs: use graph = models")
     (leaf,) = jax.tree.leaves(x)
     x = leaf.reshape(len(y), -1)
     whole = np.isfinite(x).all(axis=1)  # one broken example must not make all distances NaN

@@ -343,7 +343,7 @@ _PATIENCE = {
 
 
 def use_cpu_cores(count: int | None = None) -> bool:
-    """Create one CPU device for each core; to be called before any computation.
+    """Make JAX create one CPU device for each core; to be called before any computation.
 
     It is faster to train clients one after the other on each of several devices than to let XLA's threads share one
     small matrix product. By default, XLA ends a process in which one device waits a minute for another, which may
@@ -354,7 +354,7 @@ def use_cpu_cores(count: int | None = None) -> bool:
       count: number of devices; by default, the number of cores that the process may use.
 
     Returns:
-      True if the devices were created; False, without any change, if JAX is already initialized.
+      True if JAX will create the devices at its first use; False, without any change, if JAX is already initialized.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

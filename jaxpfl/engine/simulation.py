@@ -286,7 +286,7 @@ class Simulation:
         return jax.tree.map(masked, scores)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
-        """Score the u unseen clients on their test examples: model -> metric -> [S, u].
+        """Score the u unseen clients on their test examples.
 
         ``before`` scores a client's model on arrival, and ``after`` scores the model after the rounds of adaptation. If
         the method counts gradients, ``after`` has the entry ``gradients``: the number of gradients that the client
@@ -294,11 +294,14 @@ class Simulation:
 
         Args:
           state: state after any round.
-          rounds: number of rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
+          rounds: number of rounds of adaptation, at least 0; by default, the constructor's ``adapt_rounds``.
+
+        Returns:
+          The scores as ``scores[model][metric]``, arrays [S, u].
 
         Raises:
           JaxpflError: if the simulation was made without unseen clients, if ``rounds`` is negative, or if the method's
-            server sends each client its own message.
+            server sends each client its own message and has no ``welcome``.
         """
         if self._unseen is None:
             raise JaxpflError("this simulation was made without unseen clients")
@@ -450,10 +453,10 @@ class Simulation:
         )
 
     def check_room(self, runs: int) -> None:
-        """Check that the memory for clients' states suffices for this number of runs.
+        """Check that the clients' states of this many runs fit into memory.
 
         Raises:
-          OutOfMemoryError: if the memory does not suffice.
+          OutOfMemoryError: if they do not fit.
         """
         check_states(self._state_shapes(runs), self.placement, runs)
 

@@ -205,10 +205,14 @@ def smallest_for_resnet(widths: tuple[int, ...]) -> int:
 
 
 def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
-    """Build a ResNet of He et al.'s CIFAR family (section 4.2): 6 n + 2 layers in three stages of 16, 32, 64 channels.
+    """Build a ResNet of He et al.'s CIFAR family (section 4.2), with three stages of 16, 32 and 64 channels.
 
-    Each stage has n blocks. If shapes differ, the shortcut is a normalized 1 x 1 convolution. For three channels and
-    ten classes there are 78,042 parameters at depth 8, and 272,474 at depth 20. ``batch`` selects batch normalization.
+    Each stage has n blocks, where ``depth`` = 6 n + 2. If a block's input and output differ in shape, the shortcut is a
+    normalized 1 x 1 convolution. For three channels and ten classes there are 78,042 parameters at depth 8, and 272,474
+    at depth 20. ``batch`` selects batch normalization.
+
+    Raises:
+      JaxpflError: if no n of at least 1 gives this depth.
     """
     if depth < 8 or depth % 6 != 2:
         raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")

@@ -266,8 +266,8 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
     for path, leaf in jax.tree.leaves_with_path(rest):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise JaxpflError(
-                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}, not of real numbers: pass an "
-                "instance, not a function"
+                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}, which is not a parameter "
+                "and has no value before the module is made: pass an instance of the module instead of a function"
             )
     paths = [_names(path) for path, _ in jax.tree.leaves_with_path(variables)]
     structure = jax.tree.structure(variables)

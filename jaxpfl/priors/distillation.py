@@ -148,9 +148,9 @@ def prior(
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
     if exact and distance != "kd":
-        raise JaxpflError(f"the exact normalizer requires the distance kd, got {distance}")
+        raise JaxpflError(f"exact = true requires distance = kd, got {distance}")
     if own is not None and (exact or distance == "square"):
-        asked = "the exact normalizer" if exact else "the distance square"
+        asked = "exact = true" if exact else "distance = square"
         raise JaxpflError(f"{asked} requires class probabilities, which this task does not predict")
     measure = DISTANCES[distance]
     if own is not None:

@@ -37,9 +37,10 @@ def keep_programs() -> Path | None:
     """Keep the programs of later simulations on disk; JAX's settings are left unchanged.
 
     Returns:
-      The folder. None if nothing is kept, for one of three reasons: the user has made a choice
-      (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder
-      was set in this process); the folder cannot be written; or other users can write to it.
+      The folder. With several processes, the programs of simulations are not kept, but the folder is returned. None if
+      nothing is kept, for one of three reasons: the user has made a choice (``JAX_COMPILATION_CACHE_DIR`` is set, even
+      to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder cannot
+      be written; or other users can write to it.
     """
     import jax
 

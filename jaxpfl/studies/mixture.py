@@ -31,8 +31,8 @@ from jaxpfl.uploads.compression import quantizers
 class MixtureSettings(Settings):
     """Settings of the study.
 
-    The model is X_ij ~ N(theta_i, sx2 I), where theta_i is one of k centers. Each repetition draws new centers from a
-    sphere.
+    Sample j of client i is X_ij ~ N(theta_i, sigma_x^2 I), where theta_i is one of k centers. Each repetition draws new
+    centers from a sphere.
     """
 
     clients: int = within(1_000, checks.count)

@@ -13,7 +13,9 @@ _FEW = 5
 
 
 class JaxpflError(Exception):
-    """A bad argument, file or combination. The message is one line, which the command line prints unchanged.
+    """An invalid argument, an unusable file, or incompatible settings.
+
+    The message is one line, which the command line prints unchanged.
 
     This is not a ValueError, because argument parsers catch ValueErrors and print them in their own format.
     """

@@ -357,8 +357,8 @@ def _sum(content: Mapping[str, Any]) -> str:
 def write_table(path: Path, table: pandas.DataFrame) -> None:
     """Write a table atomically.
 
-    A column that mixes strings with numbers or booleans (``cohort`` = 0.1m, 10) is written to Parquet as strings,
-    because a Parquet column has one type.
+    A column of values of different types (``cohort`` = 0.1m, 10) is written to Parquet as strings, because a Parquet
+    column has one type.
 
     Raises:
       UnwritableError: if the file cannot be written.

@@ -141,7 +141,7 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
             lambda path: path.write_bytes(path.read_bytes()[:-1]),
             "is damaged: it has 307 bytes, but 308",
         ),
-        ("train-x-0.npy", lambda path: changed(path, 3), "train-x-0.npy is missing or damaged"),
+        ("train-x-0.npy", lambda path: changed(path, 3), "train-x-0.npy is damaged: "),
         (
             "train-y.npy",
             lambda path: np.save(path, np.zeros(15, np.uint32)),

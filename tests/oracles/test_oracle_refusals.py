@@ -100,7 +100,7 @@ REFUSED = [
     ("local", {"engine": {"unseen": classification_problem((5,), (7,))}}, "client 7 is in both federation and unseen"),
     ("map-gaussian", {"estimate": "moments"}, "unknown estimate 'moments'"),
     ("map-kd", {"distance": "l1"}, "unknown distance 'l1'"),
-    ("map-kd", {"distance": "square", "exact": True}, "the exact normalizer requires the distance kd, got square"),
+    ("map-kd", {"distance": "square", "exact": True}, "exact = true requires distance = kd, got square"),
     ("map-kd", {"scaling": "max"}, "unknown scaling 'max'"),
     ("network-lasso", {"p": 3.0}, "p must be 1, 2 or inf, got 3.0"),
     ("network-lasso", {"scaling": "means"}, "did you mean 'mean'"),

@@ -89,7 +89,7 @@ def test_refusals():
     with pytest.raises(JaxpflError, match="neighbors must be at least 1"):
         client_graph("data", given, task, work, neighbours=0)
     tokens = given._replace(train=given.train.with_examples(x=given.train.examples.x.astype(np.int32)))
-    with pytest.raises(JaxpflError, match="one array of real numbers: use graph = models"):
+    with pytest.raises(JaxpflError, match="requires one floating-point array as inputs: use graph = models"):
         graph_by_inputs("data", tokens)
 
 

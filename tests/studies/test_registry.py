@@ -156,7 +156,7 @@ def test_seeds_that_would_be_those_of_another_run_are_refused(name):
     """JAX's key of a seed outside 32 bits is that of one within."""
     if not has(name, "seed"):
         pytest.skip("it draws nothing")
-    for seed in (-1, 2**32, 2**63 - 1):
+    for seed in (-1, 2**32, 2**63 - 1, math.nan, math.inf):
         with pytest.raises(JaxpflError, match=f"^seed must be a whole number from 0 to 4294967295, got {seed}$"):
             registry.get(name).run(small(name, seed=seed))
 

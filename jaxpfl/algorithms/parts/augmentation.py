@@ -74,7 +74,7 @@ class Augmentation:
         """Augment a batch; return its inputs and labels.
 
         Args:
-          key: random key, not used elsewhere.
+          key: random key, which must not be reused.
           x: inputs, [b, ...]; zero for slots that are not valid.
           y: labels, [b].
           valid: [b] bool, true for real examples, which come first.

@@ -52,10 +52,10 @@ _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context manager that sets the form of linear models' training in the programs that are traced in it.
+    """Return a context manager that selects how linear models are trained in the programs that are traced inside it.
 
     "kernel" uses the kernel if it supports the training. "interpreted" runs the kernel's operations one by one on any
-    device. "plain" is the default, without the kernel.
+    device. "plain", the default, does not use the kernel.
     """
     return _form(of)
 

@@ -47,7 +47,7 @@ class Table(NamedTuple):
     """A table whose cells are strings.
 
     Attributes:
-      path: file that was read, for messages.
+      path: path of the file, for error messages.
       cells: cells without surrounding spaces; "" where a row is too short. The columns are named by the first line, and
         the index has each row's line number, counted from 1.
       separator, decimal: separator of cells and decimal mark in the file.

@@ -452,7 +452,7 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
         counts = label.get("count_tokens")
         rows = [_sequences(part) for part in (comment, targets, comment if counts is None else counts)]
         if len({tuple(map(len, part)) for part in rows}) > 1 or (comment and not rows[0]):
-            raise JaxpflError(f"{whose}: inputs, target_tokens and count_tokens must have the same shape")
+            raise JaxpflError(f"{whose}: inputs, target_tokens and any count_tokens must be sequences of equal lengths")
         for sequence, target, own in zip(*rows, strict=True):
             if counts is not None and not all(isinstance(count, int | float) for count in own):
                 raise JaxpflError(f"{whose}: count_tokens must be numbers")

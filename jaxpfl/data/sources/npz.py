@@ -364,5 +364,5 @@ def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarra
                 file.seek(0)
                 return np.lib.format.read_array(file, allow_pickle=False)
         except Exception as error:  # NumPy's parser of headers raises many types of errors
-            raise JaxpflError(f"{path} is missing or damaged: {one_line(error)}") from error
+            raise JaxpflError(f"{path} is damaged: {one_line(error)}") from error
     return np.load(path, mmap_mode=mode, allow_pickle=False)

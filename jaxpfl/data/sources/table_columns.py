@@ -306,7 +306,7 @@ def numbers_in(table: Table, name: str) -> np.ndarray | None:
     marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]
     if len(marked) > len(found) / 2:
         raise JaxpflError(
-            f"{table.path}: column {shown(name)} contains numbers with a mark, such as {shown(marked[0])}: write them "
-            f"without it, or leave the column out with --ignore {shown(name)}"
+            f"{table.path}: column {shown(name)} contains numbers with a percent or currency sign, such as "
+            f"{shown(marked[0])}: remove the signs, or leave the column out with --ignore {shown(name)}"
         )
     return None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.core import checks
 from jaxpfl.data.sources import csv_text, leaf
 from jaxpfl.data.sources.base import data_directory, one_line, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
@@ -156,8 +157,8 @@ def split(
       counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users in the validation group and in the group unseen in training; the users
         are drawn at random.
-      train_share: share of a user's tokens in the first part, for the user's estimate, rounded; each part gets at least
-        one token.
+      train_share: share of a user's tokens in the first part, from which the user's histogram is estimated. The number
+        of tokens is rounded, and each part gets at least one token.
       seed: seed of both draws.
 
     Raises:
@@ -196,13 +197,13 @@ def zipf_mixture(
 ) -> DirichletMixture:
     """Return a mixture with equal shares, whose centers ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
 
-    The centers are word frequencies by Zipf's law, with log-normal noise for each cluster.
+    The centers follow Zipf's law, multiplied by log-normal noise that is independent for each cluster and token.
 
     Raises:
-      JaxpflError: if alpha is not positive, or the spread is negative.
+      JaxpflError: if alpha is not positive, the spread is negative, or either is not finite.
     """
-    if not (0 < alpha < np.inf and 0 <= spread < np.inf):
-        raise JaxpflError(f"alpha must be > 0 and spread >= 0, got {alpha} and {spread}")
+    checks.positive("alpha", alpha)
+    checks.not_negative("spread", spread)
     centers = np.exp(spread * rng.standard_normal((clusters, tokens))) / np.arange(1, tokens + 1)
     return DirichletMixture(centers / centers.sum(axis=1, keepdims=True), np.full(clusters, 1 / clusters), alpha)
 

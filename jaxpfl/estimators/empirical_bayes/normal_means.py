@@ -234,7 +234,10 @@ class NormalMeans(NamedTuple):
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors of any clients under a known prior. The clients need not have taken part in the prior's fit."""
+    """Return posteriors of clients under a known prior, which need not have been fitted to these clients.
+
+    ``slack`` is stored in the result as given.
+    """
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
