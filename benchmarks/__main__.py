@@ -17,6 +17,7 @@ NAMES = (
     "adaped_flops",
     "roofline",
     "clients",
+    "linear_forms",
     "sweep",
     "sweep_clients",
     "orders",

@@ -87,8 +87,9 @@ class ExecutionPlan:
     linear: Literal["auto", "kernel", "plain"] = setting("auto", kind=_choice("auto", "kernel", "plain"))
     """Form of plain SGD on the registered model linear: kernel runs all local steps of a client in one GPU kernel,
     which reads the client's data once; plain runs step by step. auto chooses the kernel for several clients at a time
-    on a GPU that is present, and the plain form if the kernel does not compile there. A CPU interprets the kernel, for
-    tests. The plain form is used for training that the kernel does not support."""
+    on a GPU that is present, and the plain form if the kernel does not compile there. On a CPU, auto runs the steps of
+    several clients in one loop if there are up to four outputs. A CPU interprets the kernel, for tests. The plain form
+    is used for training that the chosen form does not support."""
 
     clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
     """Storage of the clients' data and states: device; host (memory from which a cohort's data and states are copied to
@@ -311,7 +312,9 @@ def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_ke
         return "plain", "the kernel requires an NVIDIA GPU on this machine, Ampere or newer"
     if gpu and block > 1:
         return "kernel", "the clients' data are read once, and steps launch no operations"
-    return "plain", "for one client at a time" if gpu else f"a {backend} has no such kernels"
+    if backend == "cpu" and block > 1:
+        return "loop", "the loop has fewer small sums, which are slow on a CPU"
+    return "plain", "for one client at a time" if block == 1 else f"a {backend} has no such kernels"
 
 
 def _runs_triton() -> bool:
@@ -335,7 +338,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """Platforms for which a program can be lowered."""
 
 
-_LINEAR = {"kernel": "all steps in one kernel", "interpreted": "one interpreted kernel", "plain": "step by step"}
+_LINEAR = {"kernel": "one kernel", "interpreted": "one interpreted kernel", "loop": "one loop", "plain": "step by step"}
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:

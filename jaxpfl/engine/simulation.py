@@ -509,8 +509,9 @@ class Simulation:
         execution = self.execution
         if execution.linear is not None and execution.linear[0] != "plain":
             advance = self._programs.function("advance", execution.block)
-            if "pallas_call" not in str(jax.make_jaxpr(advance)(*self._arguments("advance", 1))):
-                why = "the kernel does not support the method, optimizer, loss or batch size"
+            text = str(jax.make_jaxpr(advance)(*self._arguments("advance", 1)))
+            if not any(name in text for name in linear_kernel.CALLS):
+                why = f"the {execution.linear[0]} form does not support the method, optimizer, loss or sizes"
                 execution = execution._replace(linear=("plain", why))
         return explain(execution)
 

@@ -38,7 +38,7 @@ def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
     return init
 
 
-_NARROW = 4  # largest number of outputs with a separate product for each (measured on a CPU at 2 to 10 outputs)
+NARROW = 4  # largest number of outputs with a separate product for each (measured on a CPU at 2 to 10 outputs)
 
 
 def dense(x: Array, kernel: Array) -> Array:
@@ -48,7 +48,7 @@ def dense(x: Array, kernel: Array) -> Array:
     too small for XLA's CPU kernels. Separate products for each column are compiled to vector loops, which are four
     times as fast.
     """
-    return _column_products(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
+    return _column_products(x, kernel) if kernel.shape[1] <= NARROW else x @ kernel
 
 
 @jax.custom_vjp

@@ -69,10 +69,12 @@ def trained(form, task, data, work, pull=False, limits=7):
     with linear_kernel.form(form):
         together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, 0, 0 if np.ndim(limits) else None)))
         traced = together.trace(nth, data.start, data.size, params, jnp.asarray(limits))
-    assert ("pallas_call" in str(traced.jaxpr)) == (form != "plain")
+    calls = dict(zip(("interpreted", "loop"), linear_kernel.CALLS, strict=True))
+    assert [name in str(traced.jaxpr) for name in calls.values()] == [form == one for one in calls]
     return traced.lower().compile()(nth, data.start, data.size, params, jnp.asarray(limits))
 
 
+@pytest.mark.parametrize("form", ["interpreted", "loop"])
 @pytest.mark.parametrize(
     ("task", "draw", "pull", "limits"),
     [
@@ -88,10 +90,10 @@ def trained(form, task, data, work, pull=False, limits=7):
         ),
     ],
 )
-def test_the_kernel_has_the_numbers_of_the_plain_form(task, draw, pull, limits):
+def test_other_forms_have_the_numbers_of_the_plain_form(task, draw, pull, limits, form):
     task, data = problem(task)
     given = task, data, work_of(**DRAWS[draw]), pull, limits
-    got, want = trained("interpreted", *given), trained("plain", *given)
+    got, want = trained(form, *given), trained("plain", *given)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6), got, want)
 
 
@@ -175,7 +177,9 @@ def test_by_default_a_program_for_another_machine_has_no_kernel(federation, plat
         ("9.0", "cuda", {"linear": "plain"}, "plain"),
         (None, "cuda", {}, "plain"),
         (None, "cuda", {"linear": "kernel"}, "kernel"),
-        (None, None, {}, "plain"),
+        (None, None, {}, "loop"),
+        (None, None, {"clients": "map"}, "plain"),
+        (None, "tpu", {}, "plain"),
         (None, "tpu", {"linear": "kernel"}, "interpreted"),
     ],
 )
@@ -192,7 +196,7 @@ def test_the_plan_chooses_the_kernel_where_the_gpu_has_it(monkeypatch, capabilit
 def explained(federation, **parts):
     parts = {"model": "linear", "local_steps": 2, "batch_size": 8, "num_classes": 10, "method": "fedavg"} | parts
     method = jaxpfl.METHODS[parts.pop("method")]
-    plan = ExecutionPlan(linear="kernel", devices=1, clients="vmap")
+    plan = ExecutionPlan(linear=parts.pop("linear", "kernel"), devices=1, clients="vmap")
     rows = simulation_of(RunSpec(method=method, plan=plan, **parts), federation).explained
     return [row[1:] for row in rows if row[0] == "SGD of the linear model"]
 
@@ -200,8 +204,10 @@ def explained(federation, **parts):
 def test_the_plan_says_whether_a_run_has_the_kernel(federation):
     assert explained(federation) == [("one interpreted kernel", "as given; a cpu has no such kernels")]
     ((choice, why),) = explained(federation, client_optimizer="adam")
-    assert (choice, why.partition(" the ")[0]) == ("step by step", "the kernel does not support")
+    assert (choice, why.partition(" the ")[0]) == ("step by step", "the interpreted form does not support")
     assert explained(federation, model="mlp:8") == []
+    ((choice, why),) = explained(federation, linear="auto")  # ten outputs
+    assert (choice, why.partition(" the ")[0]) == ("step by step", "the loop form does not support")
 
 
 REFUSED = {

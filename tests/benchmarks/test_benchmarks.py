@@ -213,6 +213,7 @@ def test_streamed_draws_curves_over_clients_in_every_place(record, tmp_path: Pat
 
 
 RECORDS = {
+    "linear_forms": lambda found: [row["ratio"] > 0 for row in found["results"].values()],
     "sweep_clients": lambda found: [row["status"] == "done" for row in found["results"]],
     "overhead": lambda found: [set(pair) == {"round", "bare"} for pair in found["results"].values()],
     "compile": lambda found: [{"adaped", "many_over_few"} <= set(found["ratios"])],

@@ -1,12 +1,13 @@
-"""Local SGD of linear models as one GPU kernel that runs all steps of a client (Pallas, lowered to Triton).
+"""Local SGD of linear models: one GPU kernel for all steps of a client, or a CPU's loop over steps of several clients.
 
 A step of a small model takes less time than reading the client's examples from memory and launching the step's
-operations. In the kernel, one program instance trains one client, and its parameters stay in registers during all
-steps. A full batch is read once and stays in registers as well; a mini-batch is gathered by its drawn indices.
+operations. In the kernel (Pallas, lowered to Triton), one program instance trains one client, and its parameters stay
+in registers during all steps. A full batch is read once and stays in registers as well; a mini-batch is gathered by its
+drawn indices. Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond the features are
+masked.
 
-Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond the features are masked. The
-results differ from the results of the plain form of `local_work.sgd` only by the order of additions. The kernel cannot
-be differentiated.
+In a CPU's loop, each step has few operations, on all clients of a block at once. The results of both forms differ from
+the results of the plain form of `local_work.sgd` only by the order of additions. Neither form can be differentiated.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from jaxpfl.core import trees
 from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.types import Array, ClientData, Metrics, PyTree, Scalar
 from jaxpfl.data import batching
-from jaxpfl.models import Task
+from jaxpfl.data.passes import size_classes, switch_length
+from jaxpfl.models import Task, layers
 from jaxpfl.models.base import Affine
 from jaxpfl.models.losses import LOGISTIC, SQUARED, cross_entropy
 from jaxpfl.privacy.guarded import GuardedData
@@ -31,7 +34,7 @@ from jaxpfl.privacy.guarded import GuardedData
 if TYPE_CHECKING:
     from jaxpfl.algorithms.parts.local_work import LocalWork
 
-Form = Literal["kernel", "interpreted", "plain"]
+Form = Literal["kernel", "interpreted", "loop", "plain"]
 
 MOST_BYTES = 64 * 1024
 """Largest size of a padded batch, which a program instance holds in registers."""
@@ -41,6 +44,11 @@ MOST_OUTPUTS = 10
 """Largest number of outputs. The kernel contains the operations of each output; with 16, compiling takes minutes."""
 _OF_WARP = 8 * 1024
 """Bytes of a batch for each warp: 64 registers of each thread."""
+_SHORT, _NARROW = 16, 63
+"""Most examples and features for which a CPU sums gradients faster one example after the other than by a product."""
+
+CALLS = "pallas_call", "_train_in_loop"
+"""Names of the kernel and of the loop in traced programs."""
 
 _form = jax.make_user_context("plain")
 
@@ -54,8 +62,8 @@ _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 def form(of: Form) -> AbstractContextManager[Any]:
     """Return a context manager that selects how linear models are trained in the programs that are traced inside it.
 
-    "kernel" uses the kernel if it supports the training. "interpreted" runs the kernel's operations one by one on any
-    device. "plain", the default, does not use the kernel.
+    "kernel" and "loop" use the kernel or the loop if it supports the training. "interpreted" runs the kernel's
+    operations one by one on any device. "plain", the default, uses neither.
     """
     return _form(of)
 
@@ -81,7 +89,7 @@ class _Clients(NamedTuple):
     coefficients: Any
     params: PyTree
     anchor: PyTree | None
-    indices: Any | None
+    indices: Any
 
 
 def local_sgd(
@@ -95,23 +103,23 @@ def local_sgd(
     anchor: PyTree | None,
     uploaded: bool,
 ) -> tuple[PyTree, Metrics] | None:
-    """Run `local_work.sgd` in the kernel; None in the plain form, or if the kernel does not support the training.
+    """Run `local_work.sgd` in the chosen form; None in the plain form, or if the form does not support the training.
 
-    The kernel supports plain SGD on tasks that satisfy `is_linear`, without clipping, noise in steps or augmentation.
+    Both forms support plain SGD on tasks that satisfy `is_linear`, without clipping, noise in steps or augmentation.
     ``coefficients`` are the rate, the weight decay and ``prox``; the other arguments are as in `local_work.sgd`.
     """
     changed = work.optimizer != "sgd" or work.clip is not None or work.keeps_optimizer or work.augment is not None
     private = isinstance(data, GuardedData) or (uploaded and work.step_noise is not None)
     if _form.value == "plain" or not is_linear(task) or changed or private:
         return None
-    head, (x, y) = params["head"], data.examples
+    head, (x, y), loop = params["head"], data.examples, _form.value == "loop"
     features, outputs = head["kernel"].shape
     labels, dtype = 1 if task.loss is cross_entropy else outputs, head["kernel"].dtype
     plan = work.batches(work.steps, work.own_steps) if steps is None else work.batches(steps)
     row = _power(features) * dtype.itemsize
     fits = _power(plan.batch_size) * row <= MOST_BYTES and outputs * row <= MOST_WEIGHTS
     # Triton's offsets are signed and, for arrays up to 4 GiB, 32 bits long.
-    if not fits or outputs > MOST_OUTPUTS or x.size >= 2**31 or y.size != labels * len(y):
+    if not fits or outputs > (layers.NARROW if loop else MOST_OUTPUTS) or x.size >= 2**31 or y.size != labels * len(y):
         return None
     indices = None
     if not plan.full:
@@ -120,8 +128,15 @@ def local_sgd(
     numbers = jnp.stack([jnp.asarray(number, dtype) for number in coefficients])
     client = _Clients(counts, numbers, head, None if anchor is None else anchor["head"], indices)
     (loss_of,) = (of for loss, of in _LOSSES.items() if loss is task.loss)
-    train = _over_clients(partial(_train, loss_of, plan.batch_size, _form.value == "interpreted"))
-    new, loss = train((x.reshape(-1, features), y.reshape(-1, labels)), client)
+    store = x.reshape(-1, features), y.reshape(-1, labels)
+
+    def train(length: int) -> PyTree:
+        of_form = _train_in_loop if loop else partial(_train, interpreted=_form.value == "interpreted")
+        return _over_clients(partial(of_form, loss_of, length))(store, client)
+
+    # A CPU saves work with shorter batches for clients with few examples.
+    lengths = size_classes(work.sizes) if loop and plan.full else (plan.batch_size,)
+    new, loss = switch_length(train, data.size, lengths)
     return {"head": new}, {"train_loss": loss}
 
 
@@ -154,7 +169,7 @@ def _power(size: int) -> int:
 
 
 def _train(
-    loss_of: _Loss, batch: int, interpreted: bool, number: int, store: PyTree, clients: _Clients
+    loss_of: _Loss, batch: int, number: int, store: PyTree, clients: _Clients, *, interpreted: bool
 ) -> tuple[PyTree, Array]:
     """Train ``number`` clients on batches of at most ``batch`` examples; return their parameters and mean losses."""
     from jax.experimental import pallas as pl  # only here, because the import takes time
@@ -215,6 +230,54 @@ def _train(
     warps = max(1, rows * columns * dtype.itemsize // _OF_WARP)
     options = {"compiler_params": triton.CompilerParams(num_warps=warps), "interpret": interpreted}
     return pl.pallas_call(instance, grid=(number,), out_shape=(shapes, losses), **options)(store, clients)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _train_in_loop(loss_of: _Loss, batch: int, number: int, store: PyTree, clients: _Clients) -> tuple[PyTree, Array]:
+    """Train as `_train` does, with a loop over the steps of all clients.
+
+    Sums over few elements are slow in XLA's programs for CPUs. Losses are therefore summed over the steps first, and
+    the gradients of few examples are added one by one.
+    """
+    (start, size, steps), (rate, decay, prox) = clients.counts.T, clients.coefficients.T
+    row, used = jnp.arange(batch, dtype=jnp.int32), jnp.minimum(size, batch)[:, None]
+    valid, count = row < used, jnp.maximum(used, 1).astype(rate.dtype)
+
+    def gathered(position: Array) -> tuple[Array, list[Array]]:
+        place = start[:, None] + jnp.where(valid, position, 0)
+        x, y = (a.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False) for a in store)
+        return trees.where_rows(valid, x.astype(rate.dtype)), list(jnp.moveaxis(y, -1, 0))
+
+    def weights(of: PyTree) -> _Weights:
+        columns = zip(jnp.moveaxis(of["kernel"], -1, 0), of["bias"].T, strict=True)
+        return [(jnp.broadcast_to(w, (number, w.shape[1])), jnp.broadcast_to(b, (number,))) for w, b in columns]
+
+    def summed(slope: Array, x: Array) -> Array:
+        if batch > _SHORT or x.shape[2] > _NARROW:
+            return jnp.einsum("mb,mbf->mf", slope, x)
+        return reduce(jnp.add, [slope[:, n, None] * x[:, n] for n in range(batch)])
+
+    first = weights(clients.params)
+    anchor = first if clients.anchor is None else weights(clients.anchor)
+    whole = gathered(row) if clients.indices is None else None
+
+    def step(t: Array, carry: tuple[_Weights, Array]) -> tuple[_Weights, Array]:
+        now, total = carry
+        x, y = whole or gathered(clients.indices[:, t])
+        losses, slopes = loss_of([jnp.einsum("mbf,mf->mb", x, w) + b[:, None] for w, b in now], y)
+        slopes = [jnp.where(valid, slope / count, 0) for slope in slopes]
+        gradient = [(summed(slope, x), slope.sum(axis=1)) for slope in slopes]
+
+        def move(w: Array, g: Array, a: Array) -> Array:
+            eta, decays, pull, going = (v.reshape(-1, *[1] * (w.ndim - 1)) for v in (rate, decay, prox, t < steps))
+            return jnp.where(going, w - eta * (g + pull * (w - a) + decays * w), w)
+
+        return jax.tree.map(move, now, gradient, anchor), jnp.where((t < steps)[:, None], total + losses, total)
+
+    last, total = jax.lax.fori_loop(0, steps.max(), step, (first, jnp.zeros((number, batch), rate.dtype)))
+    kernel, bias = (jnp.stack(leaves, axis=-1) for leaves in zip(*last, strict=True))
+    mean_loss = jnp.where(valid, total / count, 0).sum(axis=1) / jnp.maximum(steps, 1)
+    return {"kernel": kernel, "bias": bias}, mean_loss
 
 
 def _softmax_loss(predictions: list[Array], labels: list[Array]) -> tuple[Array, list[Array]]:
