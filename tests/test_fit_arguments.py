@@ -39,7 +39,7 @@ WRONG = [
     ("rounds", 2**31, "rounds must be at most 2147483647, got 2147483648"),
     ("cohort", -1, "cohort must be at least 1, got -1"),
     ("cohort", 4, "cohort must be between 1 and the number of clients"),
-    ("num_classes", 0, "num_classes must be above 2, the largest label, got 0"),
+    ("num_classes", 0, r"num_classes must be greater than the largest label \(2\), got 0"),
     ("dropout", "0.1", "dropout must be a number, or one for each run, got '0.1'"),
     ("dropout", NAN, "dropout must be >= 0 and < 1, got nan"),
     ("dropout", [0.1, 1.0], "dropout must be >= 0 and < 1, got 1.0"),

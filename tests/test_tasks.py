@@ -142,14 +142,14 @@ def test_labels_of_any_split_count_for_a_models_outputs():
         new = None if unseen is None else jaxpfl.stack_clients(clients, test=unseen)
         with pytest.raises(JaxpflError, match=r"but \d classes require"):
             jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model | given)
-    with pytest.raises(JaxpflError, match="num_classes must be above 2, the largest label, got 2"):
+    with pytest.raises(JaxpflError, match=r"num_classes must be greater than the largest label \(2\), got 2"):
         jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2))
     below = jaxpfl.stack_clients(clients, test=clients)
     below = below._replace(train=below.train.with_examples(y=below.train.examples.y - 1))
     with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
         jaxpfl.fit("fedavg", below, **model)
     two = jaxpfl.stack_clients([(x, y % 2) for x, y in clients], test=clients[:2])
-    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* labels contain 3 classes: set num_classes = 4"):
+    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* the data have 3 classes: set num_classes = 4"):
         jaxpfl.fit("fedavg", two, **model | {"model": outputs(None, 4)})
 
 
@@ -448,13 +448,13 @@ def test_what_makes_no_sense_is_refused_with_its_reason(method, task, settings, 
 @pytest.mark.parametrize(
     ("data", "given", "message"),
     [
-        ({}, {"num_classes": 3}, "the number of tokens, must be above 6, the largest label, got 3"),
+        ({}, {"num_classes": 3}, r"number of tokens\) must be greater than the largest label \(6\), got 3"),
         ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token must be integers .* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
         (
             {},
             {"model": Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))},
-            "at each position",
+            "vocabulary entries require",
         ),
         ({}, {"augment": "mixup"}, "augment = mixup requires numeric inputs"),
         ({}, {"attack": "label-flip", "attackers": 0.5}, "flips class labels, but the task is 'next-token'"),

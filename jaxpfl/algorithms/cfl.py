@@ -87,7 +87,7 @@ class Offered(NamedTuple):
 
 
 def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
-    """Split the members into two parts such that the largest similarity between the parts is as small as possible.
+    """Split the members into two parts so that the largest similarity between the parts is as small as possible.
 
     Prim's algorithm builds a maximum spanning tree. It adds one member at a time, the member with the largest
     similarity to any member in the tree. When the weakest edge is added, the tree contains exactly the members of one

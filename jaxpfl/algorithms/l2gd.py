@@ -10,7 +10,7 @@ probability p, and otherwise all clients take the second (a local step):
    \theta_i &\leftarrow \theta_i - \frac{\eta}{m (1 - p)} \nabla f_i(\theta_i)
 
 ``lr`` is eta / m, the rate of one client. In this implementation, a round is either one aggregation step, with
-probability q, or tau local steps (fewer for a straggler). The probability q is chosen such that aggregations are the
+probability q, or tau local steps (fewer for a straggler). The probability q is chosen so that aggregations are the
 fraction p of all iterations:
 
 .. math:: q = \frac{p \tau}{1 - p + p \tau}, \qquad \text{q = p for } \tau = 1

@@ -31,7 +31,7 @@ FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
-    "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
+    "check": "Check that result folders are complete, files match their checksums, and summaries match the files.",
     "predict": "Predict the rows of a new table with exported models: each row with its client's, or the global one.",
     "new": "Write a small project: a method, a data loader, a config, and a test that runs in seconds.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",

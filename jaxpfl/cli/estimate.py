@@ -94,7 +94,7 @@ def write(
 ) -> None:
     """Write a study's results and plots into the output folder, if there is one.
 
-    Print the results as JSON if ``to.json``, otherwise the folder's path, if there is one.
+    Then print the results as JSON (``to.json``) or, if a folder was written, its path.
 
     Args:
       result: results of the study.

@@ -84,7 +84,7 @@ def compare_runs(
 
 
 def check(folders: _Folders = MISSING, json: _Json = False) -> None:
-    """Check result folders: checksums, completeness, and that each summary matches its files.
+    """Check that result folders are complete, files match their checksums, and summaries match the files.
 
     The exit status is 2 if anything is damaged.
     """

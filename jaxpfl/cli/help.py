@@ -46,7 +46,7 @@ _MOST_NEEDED = {
 
 
 def group_help(name: str, text: str, commands: dict[str, str]) -> str:
-    """Return the help of a command group.
+    """Return the help text for a command group.
 
     Args:
       name: name of the group, such as ``jaxpfl privacy``.

@@ -70,7 +70,7 @@ def noise(epsilon: float, claim: _Shared, json: _Json = False) -> None:
     """Compute the noise multiplier for a given epsilon.
 
     Args:
-        epsilon: Epsilon of the claim.
+        epsilon: Target epsilon.
     """
     from jaxpfl.privacy import accountant_named, calibrate
 

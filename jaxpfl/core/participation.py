@@ -299,7 +299,7 @@ def of(
         if cohort * cycle > num_clients:
             raise JaxpflError(
                 f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: "
-                "otherwise fewer clients than the cohort would have their turn in a round"
+                "with more, a round's block of clients would be smaller than the cohort"
             )
         return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:

@@ -149,7 +149,7 @@ def setting(default: Any, help: str = "", **more: Any) -> Any:
 
 
 def read_help(settings: type[T]) -> type[T]:
-    """Decorate a dataclass such that the docstring below each field becomes the help of that setting.
+    """Decorate a dataclass so that the docstring below each field becomes the help of that setting.
 
     The first paragraph is the help. The second paragraph, if there is one, describes what Python accepts in addition.
     Editors and documentation tools read the same docstrings.
@@ -262,7 +262,7 @@ def part_of(part: type[T], flat: Any) -> T:
 
 
 def keywords_of(settings: type) -> Callable[[F], F]:
-    """Decorate a function that takes ``**kwargs`` such that its signature and documentation list a dataclass's fields.
+    """Decorate a function that takes ``**kwargs`` so that its signature and documentation list a dataclass's fields.
 
     A keyword that is not a field raises Python's usual TypeError.
     """

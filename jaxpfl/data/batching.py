@@ -258,11 +258,12 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
 
 
 def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching) -> PyTree:
-    """Gather rows of a tree [capacity, ...] for one step's examples: [batch_size, ...], zero where not valid.
+    """Gather the rows that belong to one step's examples. Returns leaves [batch_size, ...], zero where not valid.
 
     Args:
-      beside: tree with one row for each of the client's examples.
-      indices, valid: [batch_size], the step's indices from `draw_batches`, and ``valid`` as `take` returns it.
+      beside: tree with one row for each of the client's examples, leaves [capacity, ...].
+      indices: the step's indices from `draw_batches`, [batch_size]; not used if ``batching.full``.
+      valid: mask of the valid examples as `take` returns it, [batch_size].
       batching: plan that `draw_batches` used.
     """
     if batching.full:

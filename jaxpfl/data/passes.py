@@ -9,7 +9,7 @@ chunks to the work, and does not cause padding for other clients.
 
 Results do not depend on the chunks, except for the order of additions. Results are not differentiable.
 
-If a computation needs all of a client's examples at once, `size_classes` chooses a few static lengths such that clients
+If a computation needs all of a client's examples at once, `size_classes` chooses a few static lengths so that clients
 are padded only a little.
 """
 
@@ -206,7 +206,7 @@ _TOGETHER = 256
 
 
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
-    """Choose static lengths (ascending) for clients of these sizes, such that little padding is needed.
+    """Choose static lengths (ascending) for clients of these sizes, so that little padding is needed.
 
     The result has the smallest number of lengths for which the sum of the padded sizes is at most `EQUAL` times the sum
     of the sizes. If `MOST` lengths are not enough, the result is the best choice of `MOST` lengths. To limit the

@@ -398,7 +398,7 @@ MODEL = "model"
 
 
 class ModelAxis(NamedTuple):
-    """Groups of devices; the devices in a group share the arrays of one client at a time.
+    """Mesh axis over which each client's arrays are sharded. Its devices form a group for one client at a time.
 
     Attributes:
       mesh: mesh of all devices, with an axis `MODEL`.

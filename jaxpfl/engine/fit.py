@@ -53,15 +53,16 @@ class Fit(NamedTuple):
       history: metrics of every round, each [S, rounds].
       rounds: rounds after which the clients were scored, [E].
       scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. A client
-        without validation examples has NaN. None if no client has validation examples.
+      validation: like ``scores``, but on the validation examples; used to choose settings. A client without validation
+        examples has NaN. None if no client has validation examples.
       unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
-      privacy: privacy plan of each run, [S], or the run's mechanism if examples are protected; the entry of a run
-        without noise is None. None if the runs are not private.
+      privacy: tuple with one entry per run: its `PrivacyPlan`, its `SiloMechanism` if examples are protected, or None
+        if the run has no noise. The attribute itself is None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
-      task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.
-      test_sizes: each client's number of test examples (labeled test tokens for the task next-token), [m].
+      task: model, loss and metrics. ``task.headline`` names the metric that ``personalized_score``, ``global_score``,
+        ``validation_score`` and ``best_score`` return.
+      test_sizes: each client's number of test examples (of labeled test tokens for next-token prediction), [m].
       patience: number of evaluations without a better validation score after which a run stops; None without early
         stopping.
       attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In

@@ -124,7 +124,7 @@ class Group(NamedTuple):
         return members
 
     def dealt(self, sizes: np.ndarray, devices: int) -> Group:
-        """Assign the group's clients to devices such that all devices store about equally many examples.
+        """Assign the group's clients to devices so that all devices store about equally many examples.
 
         Every device gets the same number of clients. The group is returned unchanged if the assignment would save less
         than `_WORTH` of the memory.

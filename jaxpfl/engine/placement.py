@@ -123,7 +123,7 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
-    """Assign each group's clients to devices such that all devices store about equally many examples.
+    """Assign each group's clients to devices so that all devices store about equally many examples.
 
     If every device stores all data, the groups are returned unchanged.
     """

@@ -81,9 +81,10 @@ class Programs:
         self._without_kernel = False  # true once the kernel of linear models has failed to compile
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled program that makes the initial states, ``(keys [S], hp [S], clients) -> states``.
+        """Compiled program that makes the initial states, ``(keys, hp [S], clients) -> states``.
 
-        If the random draws for all clients would not fit in memory, the program draws for a block of clients at a time.
+        ``keys`` is a pair, as in `beginning`. If the random draws for all clients would not fit in memory, the program
+        draws for a block of clients at a time.
 
         Raises:
           OutOfMemoryError: if not even the draws for one client fit.
@@ -276,4 +277,4 @@ def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
 
 
 def _unused(*given: Any) -> Any:
-    raise AssertionError("not of this program")
+    raise AssertionError("bug in jaxpfl: a program called a function that _USED does not list for it")

@@ -170,7 +170,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         largest = max(int(y.max(initial=0)) for y in labels)
         classes = largest + 1 if stated is None else stated
         if classes <= largest:
-            raise JaxpflError(f"num_classes must be above {largest}, the largest label, got {classes}")
+            raise JaxpflError(f"num_classes must be greater than the largest label ({largest}), got {classes}")
         return classes
     if kind == NEXT_TOKEN:
         return _tokens(stated, federation, examples)
@@ -205,7 +205,7 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
         return max(largest, tokens) + 1
     if largest >= stated:
         raise JaxpflError(
-            f"num_classes, the number of tokens, must be above {largest}, the largest label, got {stated}"
+            f"num_classes (the number of tokens) must be greater than the largest label ({largest}), got {stated}"
         )
     return stated
 
@@ -239,12 +239,12 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
                 f"{returns}, but {kind} with labels {_shape(n, (n, *y.shape[1:]))} requires {outputs} per example"
             )
         return
-    rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "tokens at each position")
+    rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "vocabulary entries")
     if found[:-1] != rows or found[-1] < outputs:
         one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
         raise JaxpflError(f"{returns}, but {outputs} {what} require {_shape(n, (*rows, outputs))}{one}")
     if found[-1] > outputs:
-        warn(f"{returns}, but the labels contain {outputs} {what}: set num_classes = {found[-1]} if there are more")
+        warn(f"{returns}, but the data have {outputs} {what}: set num_classes = {found[-1]} if there are more")
 
 
 def _shape(n: int, shape: tuple[int, ...]) -> str:

@@ -122,7 +122,7 @@ def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    r"""Lower bound on the error from van Trees' inequality, with the prior N(mu, V) of appendix B.3 for theta_i:
+    r"""Van Trees lower bound on the error, under the prior N(mu, V) for theta_i of the paper's appendix B.3:
 
     .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
 

@@ -153,8 +153,8 @@ def alternating(
 ) -> Estimator:
     """Create the estimator of the paper's Algorithm 3, for several rounds (``base.estimate(..., rounds=T)``).
 
-    In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
-    the messages anew in every round, by k-means. Every round releases one message per client.
+    In the first round each client sends its sample mean, and in later rounds its posterior mean (Theorem 6). In every
+    round the server clusters the messages anew by k-means, and one message per client is released.
 
     Implements: Ozkara et al. 2023, Algorithm 3.
     """

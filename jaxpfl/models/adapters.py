@@ -56,7 +56,7 @@ def lora(
       rank: rank r of A and B, at least 1.
       alpha: scale alpha of the adapters; by default r, so that the factor alpha / r is 1.
       at: patterns of parameters to adapt; parameters with fewer than two axes are not adapted. If a parameter has more
-        than two axes, the axes are divided into rows and columns such that A and B are smallest.
+        than two axes, the axes are divided into rows and columns so that A and B are smallest.
       trained: patterns of parameters that are trained in full instead of adapted.
       personal: patterns of the adapted model's parameters that form its head (`Model.head`), for methods with a
         personal part; none by default.

@@ -70,7 +70,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
                 value = getattr(self, field.name)
                 if field.name not in _EXAMPLE_LEVEL and value != field.default:
                     raise JaxpflError(
-                        f"privacy.{field.name} = {value} applies to uploads: leave it out with privacy.unit = example"
+                        f"privacy.{field.name} = {value} requires privacy.unit = user: leave it out with example"
                     )
             for name in ("noise_multiplier", "clipping_norm"):
                 if np.ndim(getattr(self, name) or 0):

@@ -269,11 +269,11 @@ _REST = 20
 class Unfinished:
     """A folder with the state of unfinished runs, and the results of these runs so far.
 
-    The stored runs are continued only if their settings, data and versions are the same as now.
+    Stored runs are resumed only if their settings, data, versions and devices match the current ones.
 
     Args:
       folder: folder of the stored state.
-      asked: settings and data that identify the runs.
+      asked: settings, data, versions and devices that identify the runs.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any]):

@@ -209,7 +209,7 @@ def export(
         features need float64; or if the output exists or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
-        raise JaxpflError("--global exports no clients' models: leave out --clients and --per-client, or --global")
+        raise JaxpflError("--global exports only the global model: leave out --global, or --clients and --per-client")
     if wanted.clients is not None and not wanted.clients:
         raise JaxpflError("clients must name at least one id, got none")
     stored = open_run(run)

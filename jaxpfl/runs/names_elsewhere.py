@@ -54,7 +54,7 @@ def unknown_setting(kind: str, name: str, fields: Collection[str]) -> JaxpflErro
     Args:
       kind: what the name should be, for the message, such as "field in run.toml".
       name: unknown name.
-      fields: names of the settings that are allowed there.
+      fields: names of the valid settings.
     """
     meant = NAMES_ELSEWHERE.get(name.replace("-", "_"), "")
     if meant.partition(".")[0] in fields:

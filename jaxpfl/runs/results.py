@@ -37,7 +37,7 @@ def finished(folder: Path, method: str) -> dict[str, Any] | None:
     """Return the stored results of a finished method, or None if the method is not finished.
 
     Raises:
-      JaxpflError: if the file was changed since it was written.
+      JaxpflError: if the file has changed since it was written.
     """
     path = folder / "methods" / f"{method}.json"
     if not path.exists():
@@ -63,7 +63,8 @@ def write_method(
       simulation: simulation of the method.
       state: state after the last round.
       scores: clients' scores, as model -> metric -> [S, m].
-      times: seconds of execution without compilation, and seconds of compilation since the run was last started.
+      times: total execution time in seconds, without compilation and with earlier processes of a resumed run; and
+        compilation time of this process in seconds.
     """
     config, counts = experiment.config, simulation.counts(state)
     _, down = simulation.bytes_per_client()

@@ -109,7 +109,7 @@ def open_run(folder: Path) -> StoredRun:
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``config.json`` of a run folder: config, methods, hyper-parameters and checksums.
 
-    In the returned config, settings that were added to jaxpfl after the file was written have their defaults.
+    In the returned config, settings that were added to jaxpfl after the file was written take their default values.
 
     Raises:
       JaxpflError: if the file is not the config of a run, or is damaged.

@@ -291,7 +291,7 @@ def estimate_file(
 
     Args:
       path: file to read.
-      given: settings of the study; fields that apply only to simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their default values.
       layout: layout of the file.
       level: probability level of the intervals.
 

@@ -368,7 +368,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
 
     Args:
       path: file to read.
-      given: settings of the study; fields that apply only to simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their default values.
       layout: layout of the file.
       level: level of the intervals.
 
@@ -506,7 +506,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
     Args:
       path: file to read, with a row per sample.
-      given: settings of the study; fields for simulated clients and for privacy must have their defaults.
+      given: settings of the study; fields for simulated clients and for privacy must have their default values.
       options: a `GaussianOptions`: the file's layout, ``covariates`` and ``level``.
 
     Raises:

@@ -327,7 +327,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
     Args:
       path: file to read; see `read`.
-      given: settings of the study; fields that apply only to simulated clients must have their defaults.
+      given: settings of the study; fields that apply only to simulated clients must have their default values.
       options: a `NormalMeansOptions`.
 
     Raises:

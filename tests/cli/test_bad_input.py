@@ -73,7 +73,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "network-lasso", *SMALL, "--graph", "empty.csv"], "graph = empty.csv has no edges"),
         (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read latin.toml: 'utf-8' codec"),
         ([*SPENT, "1e300"], "too large"),
-        (["export", "run", "--global", "--clients", "1"], "--global exports no clients' models"),
+        (["export", "run", "--global", "--clients", "1"], "--global exports only the global model"),
         (["run", "local", *SMALL, "--config", "."], "cannot read .: Is a directory"),
         (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
         (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "cannot read .: Is a directory"),

@@ -295,13 +295,13 @@ def test_the_last_windows_of_each_user_of_a_client_are_held_out(tmp_path):
 
 def test_clients_without_text_are_left_out_and_said(tmp_path):
     name = written(tmp_path, {"a/x": b"", "a/y": b"", "b": b"long enough"})
-    with pytest.warns(JaxpflWarning, match=r"1 clients without examples are left out \(a\)"):
+    with pytest.warns(JaxpflWarning, match=r"skipped 1 client without examples \(a\)"):
         source = load(name, window=T)
     assert source.user_names is not None
     assert source.user_names.tolist() == ["b"]
     (tmp_path / "b").write_bytes(b"")
     with (
-        pytest.warns(JaxpflWarning, match="2 clients without examples are left out"),
+        pytest.warns(JaxpflWarning, match="skipped 2 clients without examples"),
         pytest.raises(JaxpflError, match="contains no text"),
     ):
         load(name, window=T)

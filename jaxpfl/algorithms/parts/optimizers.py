@@ -281,7 +281,7 @@ def record_memories(carry: PyTree) -> PyTree:
 
 
 def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
-    """Wrap an algorithm such that its clients keep their optimizer states.
+    """Wrap an algorithm so that its clients keep their optimizer states.
 
     A pooled algorithm is returned unchanged, because its client already keeps the optimizer state.
 

@@ -241,7 +241,7 @@ def _scaled(hp: Any, factor: Scalar) -> Any:
 
 
 def scheduled(algorithm: Algorithm, hp: Any, schedule: Schedule) -> tuple[Algorithm, ScheduledHyper]:
-    """Wrap an algorithm such that its rates follow a schedule; return the wrapper and its hyper-parameters."""
+    """Wrap an algorithm so that its rates follow a schedule; return the wrapper and its hyper-parameters."""
     clients, server = tuple(map(_client, algorithm.clients)), _server(algorithm.server)
     return algorithm._replace(clients=clients, server=server), ScheduledHyper(hp, schedule)
 

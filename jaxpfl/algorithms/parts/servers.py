@@ -118,7 +118,7 @@ class Normalized(NamedTuple):
 
 
 def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
-    """Wrap an averaging algorithm such that it normalizes model updates by FedNova.
+    """Wrap an averaging algorithm so that it normalizes model updates by FedNova.
 
     Args:
       method: the method's name, for errors.
@@ -180,7 +180,7 @@ def with_server_optimizer(
     acts_on: PyTree = None,
     averaged: Callable[[PyTree], PyTree] = lambda shared: shared,
 ) -> Algorithm:
-    """Wrap an algorithm such that a server optimizer turns the mean model update into a step.
+    """Wrap an algorithm so that a server optimizer turns the mean model update into a step.
 
     The method's server receives this step as an increment with weight one. If the total weight of a round is zero, the
     step is zero and the optimizer state does not change. The learning rate is the hyper-parameter ``server_lr``
@@ -350,7 +350,7 @@ def add_model(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
 
 
 def keeping_models(server: Server, size: int) -> Server:
-    """Wrap the server of one global model such that it stores past models and sends them to new clients.
+    """Wrap the server of one global model so that it stores past models and sends them to new clients.
 
     The server stores up to ``size`` models in addition to its state. A new client receives them as a `StoredModels`,
     together with the current model (`Server.welcome`).

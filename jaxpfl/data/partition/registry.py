@@ -3,7 +3,7 @@
 The random generator of a partition depends only on the split seed. A seed gives the same split in every run and on
 every platform, because partitions draw only permutations, integers, and numbers from `jaxpfl.data.portable`. Every
 partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that were
-not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is divided such that each
+not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is divided so that each
 client's test set resembles its training set: both have the same users, or similar proportions of the same classes.
 """
 

@@ -286,7 +286,8 @@ def warn_of_empty(place: Path, names: Collection[str]) -> None:
     """Warn about clients without examples, which every reader leaves out."""
     if names:
         warn(
-            f"{place}: {len(names)} clients without examples are left out ({printable(', '.join(sorted(names)), 300)})"
+            f"{place}: skipped {len(names)} client{'s' * (len(names) > 1)} without examples "
+            f"({printable(', '.join(sorted(names)), 300)})"
         )
 
 

@@ -328,7 +328,7 @@ class Header(NamedTuple):
 
 
 def header_of(member: IO[bytes], name: str, size: int) -> Header:
-    """Read the header of an array that must fill a file of ``size`` bytes.
+    """Read the header of an array in npy format, and check that header and data together have ``size`` bytes.
 
     Raises:
       Exception: if the header is damaged; the exception may have any type.

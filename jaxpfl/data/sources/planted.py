@@ -95,7 +95,7 @@ def draw_planted(given: PlantedSettings) -> Planted:
 def parse(text: str) -> PlantedSettings:
     """Parse a string such as ``planted:clients=60,clusters=3``.
 
-    Settings that are not in the string have their defaults, so ``planted`` means all defaults.
+    Settings missing from the string take their default values; ``planted`` alone means all defaults.
 
     Raises:
       JaxpflError: if a name is unknown or repeated, or if a value has the wrong type.

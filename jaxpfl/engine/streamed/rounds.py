@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
 
     Attributes:
       rows: rows of the cohort's clients, [K]; m in empty slots.
-      left_out: number of clients for which there was no slot; None if the sampling never leaves out clients.
+      left_out: number of clients for which there was no slot; None if the sampling never leaves clients out.
     """
 
     rows: Array
@@ -104,14 +104,14 @@ def make_streamed(
 
     Args:
       algorithm: the method.
-      plan: plan of a round, which samples from all m clients, and whose one group has the cohort's rows.
+      plan: plan of a round that samples from all m clients. Its only group consists of the cohort's rows.
 
     Returns:
       Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are
-      the cohort's rows as they were read from the host. Some of them may be outdated, because the previous round's
-      results are written later. ``before`` has the rows of the previous cohort after its round. If ``source[i]`` is not
-      negative, row i is replaced by the row ``source[i]`` of ``before`` (``source`` is [rows] int32). ``drawn`` is the
-      cohort, as rows of the stack.
+      the cohort's rows as they were read from the host. Some of them may be outdated, because they may be read before
+      the previous round's results are written back to the host. ``before`` has the rows of the previous cohort after
+      its round. If ``source[i]`` is not negative, row i is replaced by the row ``source[i]`` of ``before`` (``source``
+      is [rows] int32). ``drawn`` is the cohort, as rows of the stack.
     """
     participation = plan.participation
 

@@ -170,7 +170,7 @@ def inside(name: str, value: Scalar) -> None:
 
 
 def level_within(value: Scalar, kind: Any = None) -> None:
-    """Check that an interval's level is in (0, 1) and not too close to 0 or 1 for rounding, unless the level is traced.
+    """Check that an interval's level is in (0, 1) and not too close to 1 for rounding, unless the level is traced.
 
     Args:
       value: one or several levels.

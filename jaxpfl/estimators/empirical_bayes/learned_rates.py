@@ -258,7 +258,7 @@ def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second:
     """Apply ``answer`` once to each distinct pair of numbers, in batches, and copy the results to all clients, [k, m].
 
     Args:
-      answer: function from pairs [2, some] to k numbers each, [k, some].
+      answer: function from n pairs, [2, n], to k numbers per pair, [k, n].
       first, second: numbers of each client, [m].
     """
     pairs, place = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
@@ -283,6 +283,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum the columns of ``of(values)`` [cells, some], weighted by each value's number of clients; return [cells]."""
+    """Sum the columns of ``of(values)`` [cells, n], weighted by each value's number of clients; return [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

@@ -513,15 +513,15 @@ def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
 
 
 class Homogeneity(NamedTuple):
-    """Result of Cochran's test that all theta_i are equal, shapes [].
+    """Result of Cochran's test of the hypothesis that all theta_i are equal. All arrays are scalars.
 
     Attributes:
       mean, stderr: pooled mean of all clients, and its standard error if all theta_i are equal.
       statistic: test statistic Q.
       degrees: degrees of freedom, m - 1.
       p_value: probability of a Q at least as large if all theta_i are equal.
-      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the estimates' variance that standard errors do not
-        explain.
+      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the variance of the estimates that their standard errors
+        do not explain.
     """
 
     mean: Array

@@ -151,7 +151,7 @@ class Rates(NamedTuple):
 
 
 class AtomRates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates under a prior of atoms on a grid, which is treated as known.
+    """Posteriors of m clients' probabilities or rates under a discrete prior on a grid. The prior is treated as known.
 
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
@@ -159,7 +159,7 @@ class AtomRates(NamedTuple):
       shares: posterior probabilities of the atoms, [m, K].
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
-      log_marginal: log likelihood of all counts, [].
+      log_marginal: log likelihood of all counts, []. If clients have weights, the weights are scaled to a mean of one.
       slack: upper bound on how far the mean log likelihood per client is below its maximum over weights on the grid,
         [].
       labels: labels of the clients, if the data came in a data frame.

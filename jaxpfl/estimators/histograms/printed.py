@@ -136,7 +136,10 @@ def cluster(
     clip: Scalar,
     floor: Scalar,
 ) -> Array:
-    """Run Algorithm 2 with centers [k, d] by T calls of Algorithm 3. The theorem does not cover the initial centers."""
+    """Run Algorithm 2 from the initial centers ``start`` [k, d], with ``rounds`` calls of Algorithm 3.
+
+    The theorem does not cover the initial centers.
+    """
 
     start, epsilon, stddev, clip, floor = counts_dtype((start, epsilon, stddev, clip, floor), users)
 

@@ -356,9 +356,13 @@ def cluster_standardised(
 
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
-    """Privacy plan for releases with these noise multipliers: the mean, each round, and perhaps DimRed's second moment.
+    """Privacy plan of a run that releases the mean, the sums of each round and, with DimRed, the second moment.
 
     Implements: Setlur et al. 2023, Definition 2.1.
+
+    Args:
+      multipliers: noise multiplier of each release.
+      radius: clipping norm; None if not stated.
 
     Raises:
       JaxpflError: as in `PrivacyPlan`.

@@ -200,7 +200,8 @@ def read(folder: Path, *, runs_code: bool = False) -> Definition:
     """Read the definition in a sweep folder; with ``runs_code``, also run its copies of the user's files.
 
     Raises:
-      JaxpflError: if the folder has no definition, or the definition is invalid, for example after an edit by hand.
+      JaxpflError: if the folder has no definition, or the definition is invalid, for example because it was edited
+        by hand.
     """
     path = folder / FILE
     if not path.exists():
@@ -222,7 +223,7 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
       runs_code: whether to run the copies of the user's files. Otherwise, a definition with such files is not checked.
 
     Raises:
-      JaxpflError: if the definition is invalid, for example after an edit by hand.
+      JaxpflError: if the definition is invalid, for example because it was edited by hand.
     """
     with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])

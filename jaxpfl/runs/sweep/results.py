@@ -175,7 +175,7 @@ def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem
 
 
 def setting_key(settings: Mapping[str, Value]) -> str:
-    """Return a string that identifies a setting, independently of the order of its axes.
+    """Return a key for a combination of settings that does not depend on their order.
 
     As in `records.run_id`, 1, 1.0 and True are different values.
     """

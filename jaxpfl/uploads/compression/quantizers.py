@@ -268,7 +268,7 @@ def _place(x: Array, centers: Array) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """Map each bit pattern of a float to an integer, such that the integers have the order of the floats.
+    """Map each bit pattern of a float to an integer, so that the integers have the order of the floats.
 
     The integers are compared instead of the floats, because XLA treats subnormal floats as zeros in comparisons.
     """
@@ -292,7 +292,7 @@ def _mirrored(pattern: Array) -> Array:
 def exponent(x: Array) -> Array:
     """Exponent e, [] int32, such that the largest magnitude in x lies in [2^e, 2^(e + 1)).
 
-    The exponent is clipped such that both 2^e and 2^-e are normal numbers. In float32, the magnitude may thus be up to
+    The exponent is clipped so that both 2^e and 2^-e are normal numbers. In float32, the magnitude may thus be up to
     2^128 (or not finite) for e = 126, and down to zero for e = -126.
     """
     info = jnp.finfo(x.dtype)

@@ -75,7 +75,7 @@ class _Message(NamedTuple):
 def compressed(
     algorithm: Algorithm, compressor: Compressor, splits: Splits, *, feedback: bool | None = None
 ) -> Algorithm:
-    """Wrap an algorithm such that its clients compress their uploads and count the bits (`Upload.bits`).
+    """Wrap an algorithm so that its clients compress their uploads and count the bits (`Upload.bits`).
 
     Args:
       algorithm: any method, with or without a privacy mechanism.

@@ -116,9 +116,9 @@ def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
     """Mean of the ``select`` vectors with the lowest Krum scores.
 
-    If ``select`` is 0, the mean is over max(n - f - 2, 1) vectors, for n valid vectors and f assumed attackers. n - f -
-    2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine
-    Learning via Robust Gradient Aggregation".
+    If ``select`` is 0, the mean is over max(n - f - 2, 1) vectors, for n valid vectors and f assumed attackers.
+    Robustness is guaranteed for at most n - f - 2 vectors (Damaskinos et al. 2019, "AggregaThor: Byzantine Machine
+    Learning via Robust Gradient Aggregation").
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
     # argsort of argsort gives the rank of each score; ties are ranked by slot.
@@ -309,7 +309,7 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:
-    """Wrap an algorithm such that its server receives a robust estimate instead of the uploads' mean.
+    """Wrap an algorithm so that its server receives a robust estimate instead of the uploads' mean.
 
     For a rule with a quorum (Krum), the metric ``below_quorum`` is 1 in a round with too few uploads for the rule's
     guarantee.

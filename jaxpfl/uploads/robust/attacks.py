@@ -79,7 +79,7 @@ def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Algorithm:
-    """Wrap an algorithm such that the attackers change their uploads.
+    """Wrap an algorithm so that the attackers change their uploads.
 
     Args:
       algorithm: any method.
