@@ -94,8 +94,8 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
     part; the members added from then on form the other part.
 
     Args:
-      similarity: [m, m], finite.
-      members: [m] bool, at least two true entries.
+      similarity: finite similarities of the clients, [m, m].
+      members: mask of the cluster's clients, [m] bool, with at least two true entries.
 
     Returns:
       Mask of the part without the first member, [m] bool, and the largest similarity between the parts, [].

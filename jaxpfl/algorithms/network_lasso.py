@@ -89,7 +89,7 @@ class NetworkState(NamedTuple):
 
     Attributes:
       shared: x, the shared parameters.
-      z: [m, d], the clients' own parameters as flat vectors, in the order of the stack.
+      z: clients' own parameters as flat vectors, in the order of the stack, [m, d].
       fixed: the parameters that are not trained.
       warm: ADMM's warm start, with the differences w [M, d] along the M edges and their multipliers. If a difference is
         exactly zero, the edge's two clients have equal z.

@@ -72,15 +72,15 @@ class ClientContext(NamedTuple):
     """Information about the run that a client's functions receive.
 
     Attributes:
-      round: [] int32, number of finished rounds.
-      client_id: [] int32, the client's id.
-      participations: [] int32, number of earlier rounds in which the client was in the cohort.
+      round: number of finished rounds, [] int32.
+      client_id: id of the client, [] int32.
+      participations: number of earlier rounds in which the client was in the cohort, [] int32.
       step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is
         then static) or a traced scalar. In ``personalize``, 0 requests the personalized model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that a round continues the epoch in
         which the previous round ended.
-      idle_rounds: [] int32, number of earlier rounds in which the client trained outside the cohort (`Client.idle`).
-      staleness: [] int32, number of rounds that ended after the client received the message and before it uploaded; 0
+      idle_rounds: number of earlier rounds in which the client trained outside the cohort (`Client.idle`), [] int32.
+      staleness: number of rounds that ended after the client received the message and before it uploaded, [] int32; 0
         in synchronous rounds. A method may weight uploads by their staleness.
     """
 
@@ -123,11 +123,11 @@ class Upload(NamedTuple):
       total: tree of increments relative to the message (a model update, say), already multiplied by the weight.
       weight: weight of the client in the mean, a tree prefix of ``total`` with leaves [] or [k]. With weight zero, the
         client contributes nothing.
-      failed: [] bool, for a method that handles failures itself: true if the client's results were not finite. The
+      failed: whether the client's results were not finite, [] bool, for a method that handles failures itself. The
         client then counts as diverged and keeps its earlier state, but its upload is still used, for example because it
         contains the client's share of the noise. If None, the engine detects failures, and a failed client uploads
         nothing.
-      bits: [] int32, the length in bits of the coded upload, if uploads are compressed (`Algorithm.counts_bits`).
+      bits: length in bits of the coded upload, [] int32, if uploads are compressed (`Algorithm.counts_bits`).
     """
 
     total: PyTree
@@ -153,9 +153,9 @@ class Stacked(NamedTuple):
 
     Attributes:
       total, weight: stacks of the uploads' totals and weights, with leaves [C, ...].
-      valid: [C] bool, mask of the slots with an upload.
-      rows: [C] int32, the row of each slot's client in stacks over clients (`Message.per_client`); m for a slot without
-        an upload, so that writing with mode "drop" skips the slot.
+      valid: mask of the slots with an upload, [C] bool.
+      rows: row of each slot's client in stacks over clients (`Message.per_client`), [C] int32; m for a slot without an
+        upload, so that writing with mode "drop" skips the slot.
     """
 
     total: PyTree

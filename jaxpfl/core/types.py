@@ -261,7 +261,8 @@ class Federation(NamedTuple):
     """All m clients stacked on axis 0: the data argument of every compiled program.
 
     Attributes:
-      client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its row in the stack.
+      client_ids: distinct ids of the clients, [m] int32; a client's random streams depend on its id, not on its row in
+        the stack.
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
       client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
         client may have any name, even an empty one, and two clients may have the same name.

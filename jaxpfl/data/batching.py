@@ -195,14 +195,14 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
     Args:
       batching: plan made by `plan_batches`.
       key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
-      participations: [] integer, the number of rounds in which this client has trained before. The position in the
-        sequence of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
-      size: [] int32, the client's number of examples n_i. If the number is 0, as in an empty slot of a cohort, no slot
+      participations: number of rounds in which this client has trained before, [] integer. The position in the sequence
+        of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
+      size: number n_i of the client's examples, [] int32. If the number is 0, as in an empty slot of a cohort, no slot
         of a batch is valid.
 
     Returns:
       indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.
-      valid: [steps, batch_size] bool, false for the slots j >= min(batch_size, n_i).
+      valid: mask of the slots, [steps, batch_size] bool; false for the slots j >= min(batch_size, n_i).
       If ``batching.full``, both are placeholders [steps, 0]: `take` uses all examples without a gather.
     """
     if batching.full:
@@ -240,7 +240,7 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
       x: [batch_size, ...] inputs, zero where not valid. Inputs are set to zero BEFORE the model, because masking the
         model's outputs could still give NaN gradients.
       y: [batch_size] labels.
-      valid: [batch_size] bool.
+      valid: mask of the real examples, [batch_size] bool.
       For all steps at once, each result has a leading axis [steps].
     """
     if batching.full:
@@ -331,7 +331,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
 
     Args:
       key: key of the order.
-      size: [] int32, the order's length n, from 1 to 2^24.
+      size: length n of the order, [] int32, from 1 to 2^24.
       place: positions, [...] int32 in [0, n).
       sizes: static bounds of n.
 
@@ -351,7 +351,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     """Read several random orders of [0, n) at some positions.
 
     Args:
-      keys: [E], one key for each order. An order uses 64 words of memory.
+      keys: one key for each order, [E]. An order uses 64 words of memory.
       size, place, sizes: as in `order_at`.
       nth: int32 in [0, E), index of the order to read at each position, in the shape of ``place``.
 

@@ -255,7 +255,7 @@ def switch_length(
 
     Args:
       of: function ``length -> tree``; the trees for all lengths must have the same shapes.
-      size: [] int32, at most the last length.
+      size: number of examples, [] int32, at most the last length.
       lengths: static lengths, ascending.
       at_once: number of clients of one length that are evaluated together; by default, as many as have `_TOGETHER`
         examples in total.

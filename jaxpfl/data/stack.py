@@ -300,8 +300,8 @@ def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
     """Raise an error if examples would not fit in memory, before anything is allocated.
 
     Args:
-      sizes: [splits, m], number of examples of each client.
-      who: [m], the clients' names for messages, from `labels`.
+      sizes: number of examples of each client, [splits, m].
+      who: clients' names for messages, from `labels`, [m].
       one: number of bytes per example.
 
     Raises:
@@ -348,7 +348,7 @@ class Dealt(NamedTuple):
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
       places: indices of each client's examples in x and y, one array per client.
-      labels: [m, num_classes], the label that each client gives to each class; None to keep the labels.
+      labels: label that each client gives to each class, [m, num_classes]; None to keep the labels.
     """
 
     x: Any
@@ -398,7 +398,7 @@ def stack_dealt(
 
     Args:
       train, test, validation: examples of the clients, not checked again; the inputs are results of `alike`.
-      client_ids: [m], ids of the clients.
+      client_ids: ids of the clients, [m].
       drop_empty: whether to leave out clients without training examples, with a warning.
       names: names of the clients, [m].
 
@@ -438,7 +438,7 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
     a share is defined in the same manner.
 
     Args:
-      sizes: [m, kinds], number of each client's examples of each kind.
+      sizes: number of each client's examples of each kind, [m, kinds].
       room: largest number of clients in each share; m or more in total.
 
     Returns:

@@ -35,7 +35,7 @@ class Samples(NamedTuple):
 
     Attributes:
       x: samples, [n, ...].
-      mask: [n] bool, true for real samples.
+      mask: mask of the real samples, [n] bool.
     """
 
     x: Array
@@ -111,7 +111,7 @@ def estimate(
       clients: stacked samples, leaves [m, n, ...].
       client_ids: distinct ids [m], by default 0 ... m - 1. A client's randomness depends only on the key and the
         client's id, so permuting the clients together with their ids permutes the estimates.
-      sent: [m] bool, true for clients that upload (Remark 7 of the paper); by default all clients upload.
+      sent: mask of the clients that upload (Remark 7 of the paper), [m] bool; by default all clients upload.
       rounds: number of rounds; more than 1 only for iterative estimators.
 
     Examples:

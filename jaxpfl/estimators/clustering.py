@@ -51,8 +51,8 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
     Args:
       scores: [m, k] standard Gumbel variables. Each point has its own row of variables, so the draws do not depend on
         the order of the points.
-      points: [m, d].
-      valid: [m] bool, the points to use.
+      points: points to cluster, [m, d].
+      valid: mask of the points to use, [m] bool.
 
     Returns:
       The centers, [k, d]. Some are equal if there are fewer than k distinct points.
@@ -164,8 +164,8 @@ def noisy_lloyd(
     Args:
       key: random key; the other settings are folded into it, so runs with different settings draw different noise.
       begin: initial centers, [k, d].
-      points: [m, d].
-      valid: [m] bool, the points to use.
+      points: points to cluster, [m, d].
+      valid: mask of the points to use, [m] bool.
       radius: clipping norm R of the points.
       noise: noise multiplier z of one step.
       steps: number of steps T.

@@ -127,7 +127,7 @@ class _Pending:
       eqn: the convolution.
       x: input of the convolution.
       kernel: kernel of one client.
-      bias: [O], added at each position; None if no bias has been added.
+      bias: bias that was added at each position, [O]; None if no bias has been added.
       relu: whether ``jax.nn.relu`` has been applied.
     """
 

@@ -31,7 +31,7 @@ class Examples(NamedTuple):
 
     Attributes:
       apply: ``parameters -> logits [b, classes]`` on these examples.
-      valid: [b] bool, true for real examples, false for padding.
+      valid: mask of the real examples, [b] bool; false for padding.
     """
 
     apply: Callable[[PyTree], Array]

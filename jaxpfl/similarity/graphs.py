@@ -295,7 +295,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
     Args:
       key: random key, which must be the same for all clients.
       x: examples, [n, q].
-      mask: [n] bool, true for real examples; if there is none, the embedding is zero.
+      mask: mask of the real examples, [n] bool; if there is none, the embedding is zero.
       bandwidth: bandwidth b of the kernel.
       number: number of features.
     """
@@ -314,7 +314,7 @@ def covariance(x: Array, mask: Array) -> Array:
 
     Args:
       x: examples, [n, q].
-      mask: [n] bool, true for real examples; if there is none, the result is zero.
+      mask: mask of the real examples, [n] bool; if there is none, the result is zero.
     """
     apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
     matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)

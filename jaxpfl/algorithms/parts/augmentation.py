@@ -77,7 +77,7 @@ class Augmentation:
           key: random key, which must not be reused.
           x: inputs, [b, ...]; zero for slots that are not valid.
           y: labels, [b].
-          valid: [b] bool, true for real examples, which come first.
+          valid: mask of the real examples, which come first, [b] bool.
         """
         labels: Any = y
         for nth, (name, argument) in enumerate(self.parts):

@@ -76,7 +76,7 @@ def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Arra
       rows: features, [b, F].
       y: labels, [b].
       means: class means, [K, F].
-      known: [K], 1 for classes that have a mean and 0 for others.
+      known: indicator of the known means, [K]: 1 for classes that have a mean and 0 for others.
     """
     # Products with one-hot vectors replace gathers, because the gradient of a gather is a scatter, slow on a CPU.
     of_class = jax.nn.one_hot(y, len(means), dtype=rows.dtype)

@@ -223,7 +223,7 @@ class Kept(NamedTuple):
       own: the state of the method's client.
       memories: optimizer states at the end of the client's last round, in the order of the `Descent` states in the
         round's local steps; not used before the client's first round.
-      rounds: [] int32, the number of the client's rounds in the cohort so far.
+      rounds: number of the client's rounds in the cohort so far, [] int32.
     """
 
     own: PyTree

@@ -21,7 +21,7 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
     """Shuffle all examples and deal them evenly: clients' sizes differ by at most 1.
 
     Args:
-      labels: [N]; only the number of labels matters.
+      labels: class of each example, [N]; only the number of labels matters.
       m: number of clients; if above N, some clients get no example.
       rng: random generator.
     """
@@ -61,7 +61,7 @@ def split_by_class(
     """Split each class's examples evenly among its holders, the clients that hold the class.
 
     Args:
-      labels: [N].
+      labels: class of each example, [N].
       held: [m, k] classes of each client; padded with -1 for a client with fewer than k classes.
       rng: random generator. If a class does not divide evenly, holders drawn at random get one more example.
       allow_none: whether a class may have fewer examples than holders, as in a small test set. Some holders then get no
@@ -91,7 +91,7 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
     of 100 clients. All examples are used, and shards differ in size by at most 1. Within a label the order is random.
 
     Args:
-      labels: [N].
+      labels: class of each example, [N].
       m: number of clients.
       s: number of shards per client.
       rng: random generator.
@@ -113,7 +113,7 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
     As in `deal_classes`, each superclass is dealt to nearly equally many clients.
 
     Args:
-      superclasses: [num_classes], the superclass of each class.
+      superclasses: superclass of each class, [num_classes].
       m: number of clients.
       k: number of superclasses per client.
       rng: random generator.
@@ -213,9 +213,10 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
     """Deal examples by a table of counts: client i gets counts[i, c] random examples of classes[c].
 
     Args:
-      labels: [N].
+      labels: class of each example, [N].
       classes: [C] distinct labels.
-      counts: [m, C]; the sum of a column may be smaller than the number of examples of its class.
+      counts: number of examples of each class for each client, [m, C]; the sum of a column may be smaller than the
+        number of examples of its class.
       rng: random generator.
 
     Returns:
@@ -263,8 +264,8 @@ class ClientClusters(NamedTuple):
     Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning" (permuted labels).
 
     Attributes:
-      member: [m] in 0 .. k - 1, the cluster of each client; clusters differ in size by at most 1.
-      labels: [k, num_classes] int32, the label that each cluster gives to each class: distinct permutations.
+      member: cluster of each client, [m] in 0 .. k - 1; clusters differ in size by at most 1.
+      labels: label that each cluster gives to each class, [k, num_classes] int32; the rows are distinct permutations.
     """
 
     member: np.ndarray

@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
       train: m disjoint arrays of indices.
       test: m disjoint arrays of indices; None if there is no official test set, or none of its users
         is a training user.
-      labels: [m, num_classes] int32, the label that each client gives to each class, for "clusters"; None to keep the
+      labels: label that each client gives to each class, for "clusters", [m, num_classes] int32; None to keep the
         labels of the source.
     """
 

@@ -25,7 +25,7 @@ def dirichlet_per_client(
     a prior p; for a uniform p, their alpha' is C times this alpha.)
 
     Args:
-      labels: [N] in 0 .. num_classes - 1. Classes without examples are ignored.
+      labels: class of each example, [N] in 0 .. num_classes - 1. Classes without examples are ignored.
       m: number of clients, at most N.
       alpha: concentration, > 0. Clients are nearly iid for a large value, and have nearly one class each for a small
         value.
@@ -55,7 +55,7 @@ def dirichlet_per_class(
     ``least`` examples. Classes are dealt in random order. All examples are used.
 
     Args:
-      labels: [N] in 0 .. num_classes - 1.
+      labels: class of each example, [N] in 0 .. num_classes - 1.
       m: number of clients, at most N.
       alpha: concentration, > 0.
       least: minimum number of examples per client (10 in Lin et al.); if 0, the first draw is accepted.
@@ -87,7 +87,7 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
     """Draw iid clients with sizes of at least 1, proportional to exp(sigma z) with z standard normal.
 
     Args:
-      labels: [N]; only the number of labels matters.
+      labels: class of each example, [N]; only the number of labels matters.
       m: number of clients, at most N.
       sigma: standard deviation of the logarithm of the sizes, >= 0; 0 gives equal sizes.
       rng: random generator.
@@ -110,7 +110,7 @@ def lognormal_by_class(
     per client and sigma = 2.)
 
     Args:
-      labels: [N] in 0 .. num_classes - 1.
+      labels: class of each example, [N] in 0 .. num_classes - 1.
       held: [m, k] distinct classes of each client.
       sigma: standard deviation of the logarithm of the clients' weights, >= 0.
       least: minimum number of examples per client.

@@ -60,7 +60,7 @@ class Planted(NamedTuple):
 
     Attributes:
       source: examples with binary labels; the users are the clients 0 .. m - 1, for the partition "natural".
-      member: [m], the cluster of each client, in 0 .. k - 1.
+      member: cluster of each client, [m] in 0 .. k - 1.
       theta: [k, d] float64, the coefficients of each cluster.
     """
 

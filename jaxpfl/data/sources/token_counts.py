@@ -29,11 +29,11 @@ class TokenCounts(NamedTuple):
     """Token counts of n users over a vocabulary of d tokens, in compressed sparse rows with nnz nonzero counts.
 
     Attributes:
-      indptr: [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
-      indices: [nnz] int32, tokens, ascending for each user.
-      counts: [nnz] int32, positive.
-      users: [n], names or numbers of the users in the data.
-      vocabulary: [d], tokens as strings.
+      indptr: bounds of the users' entries, [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
+      indices: tokens, [nnz] int32, ascending for each user.
+      counts: positive counts, [nnz] int32.
+      users: names or numbers of the users in the data, [n].
+      vocabulary: tokens as strings, [d].
     """
 
     indptr: np.ndarray

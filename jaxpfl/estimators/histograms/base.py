@@ -37,11 +37,11 @@ class Users:
     Within a scan over blocks, the leaves have no axis [b].
 
     Attributes:
-      place: [b, e] int32, index ``row * d + token`` of every nonzero count in the block's flattened dense counts. All
+      place: index ``row * d + token`` of every nonzero count in the block's flattened dense counts, [b, e] int32. All
         blocks are padded to the length of the longest block; padding has the index c * d.
-      count: [b, e] float32, the nonzero counts; zero in the padding.
-      size: [b, c] float32, number m_u of tokens; zero in rows without a user.
-      ids: [b, c] int32, distinct ids from which the users' randomness is derived.
+      count: nonzero counts, [b, e] float32; zero in the padding.
+      size: number m_u of tokens, [b, c] float32; zero in rows without a user.
+      ids: distinct ids from which the users' randomness is derived, [b, c] int32.
       tokens: size d of the vocabulary.
     """
 

@@ -68,10 +68,10 @@ def clipped_sums(
 
     Args:
       users: users to sum over.
-      centers: [k, d]; each user is added to the cluster of the nearest center.
+      centers: centers of the clusters, [k, d]; each user is added to the cluster of the nearest center.
       radius: clipping norm C.
-      keep: [d] bool, tokens to release; by default all.
-      weights: [d], positive weights of the tokens in the norm to be clipped; by default 1.
+      keep: mask of the tokens to release, [d] bool; by default all.
+      weights: positive weights of the tokens in the norm to be clipped, [d]; by default 1.
     """
 
     def block_sums(block: Users, q: Array) -> Release:
@@ -184,7 +184,7 @@ def cluster(
         (`private_start`).
       rate: step size toward the users' noisy mean.
       shrink: whether noisy centers are shrunk toward the mean (`shrunk`).
-      keep: [d] bool, tokens used for clustering; the other tokens keep the mean's entries.
+      keep: mask of the tokens used for clustering, [d] bool; the other tokens keep the mean's entries.
     """
     of_start, of_rounds = jax.random.split(key)
     precision = (first_noise / noise) ** 2 / clusters

@@ -72,7 +72,7 @@ class _Cut(NamedTuple):
       value: current value of u.
       starts: true for the first entry of a segment.
       edge: the dual variable w at the cuts between segments.
-      again: [] bool, whether a segment was cut in the last round.
+      again: whether a segment was cut in the last round, [] bool.
     """
 
     excess: Array
