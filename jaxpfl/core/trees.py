@@ -205,7 +205,7 @@ def checksum(tree: PyTree) -> int:
 
 
 def take_rows(tree: PyTree, rows: Array) -> PyTree:
-    """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row number outside [0, m) reads the nearest row.
+    """Gather k rows of a tree with leaves [m, ...]. A row number outside [0, m) reads the nearest row.
 
     An empty slot of a cohort has the row number m, and so reads a client's real data. Real data avoid NaN, and the
     slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.

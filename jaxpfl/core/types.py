@@ -103,7 +103,7 @@ class ClientData:
         Args:
           x: inputs, a tree of arrays [n, ...], or [m, n, ...] for a stack.
           y: labels, [n] or [m, n].
-          mask: [n] or [m, n] bool, true for real examples, which come before the padding.
+          mask: mask of the real examples, which come before the padding, [n] or [m, n] bool.
         """
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((x, y, mask))):
             examples = jax.tree.map(lambda leaf: leaf[mask], Examples(x, y))
@@ -264,7 +264,7 @@ class Federation(NamedTuple):
       client_ids: distinct ids of the clients, [m] int32; a client's random streams depend on its id, not on its row in
         the stack.
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
-      client_names: [m] names of the clients in the data set; None if unknown, or if a partition made the clients. A
+      client_names: names of the clients in the data set, [m]; None if unknown, or if a partition made the clients. A
         client may have any name, even an empty one, and two clients may have the same name.
       preparation: record of how the examples were made from a data set (`jaxpfl.data.Preparation`); None if unknown.
         Set it to None if you change the inputs yourself.

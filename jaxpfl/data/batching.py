@@ -135,7 +135,7 @@ def plan_batches(
     """Plan the draws: compute their static parameters on the host.
 
     Args:
-      sizes: [m] number of training examples of each client, without padding (the plan must not depend on padding).
+      sizes: number of training examples of each client, without padding, [m] (the plan must not depend on padding).
       steps: local steps per round, at least 1.
       batch_size: examples per step, at least 1; a client with fewer examples uses all of them.
       draw: "epoch", "step" or "replacement", as defined in the module's docstring.
@@ -201,7 +201,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
         of a batch is valid.
 
     Returns:
-      indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.
+      indices: positions in the client's data, [steps, batch_size] int32; 0 where not valid.
       valid: mask of the slots, [steps, batch_size] bool; false for the slots j >= min(batch_size, n_i).
       If ``batching.full``, both are placeholders [steps, 0]: `take` uses all examples without a gather.
     """
@@ -237,9 +237,9 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
       batching: plan that `draw_batches` used.
 
     Returns:
-      x: [batch_size, ...] inputs, zero where not valid. Inputs are set to zero BEFORE the model, because masking the
+      x: inputs, [batch_size, ...]; zero where not valid. Inputs are set to zero BEFORE the model, because masking the
         model's outputs could still give NaN gradients.
-      y: [batch_size] labels.
+      y: labels, [batch_size].
       valid: mask of the real examples, [batch_size] bool.
       For all steps at once, each result has a leading axis [steps].
     """

@@ -23,10 +23,11 @@ class Summary:
     """Example counts of a federation with m clients.
 
     Attributes:
-      client_ids: [m] id of each client.
+      client_ids: id of each client, [m].
       sizes: split ("train", "validation" or "test") -> number of examples of each client, [m].
       capacities: split -> largest number of examples of a client, or an upper bound on this number.
-      class_counts: [m, num_classes] training examples of each class; num_classes is 0 if labels are not classes.
+      class_counts: number of each client's training examples of each class, [m, num_classes]; num_classes is 0 if
+        labels are not classes.
       input_shape: shape of one input; a dictionary of shapes by name if an input is several arrays.
       unused: number of the source's examples that belong to no client, or None if the source was not given.
       clusters: true cluster of each client, [m], or None if there are no clusters.
@@ -216,7 +217,7 @@ def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarr
 
     Args:
       own: client of each example, [N].
-      labels: [N] or [N, d].
+      labels: labels of the examples, [N] or [N, d].
       sizes: number of examples of each client, [m], all above 0.
     """
     rows = labels.reshape(len(labels), -1).astype(np.float64)

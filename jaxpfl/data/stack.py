@@ -42,10 +42,10 @@ def stack_clients(
         With d labels per example, y is [n_i, d].
       test, validation: test and validation examples in the same form as ``train``, or None to have none; some clients
         may have no such examples.
-      client_ids: [m] distinct integers >= 0, which determine the clients' random streams; by default 0 .. m - 1.
+      client_ids: distinct integers >= 0, which determine the clients' random streams, [m]; by default 0 .. m - 1.
       drop_empty: whether to leave out clients without training examples, with a warning; the other clients keep their
         ids.
-      client_names: [m] names of the clients for tables and plots; by default, clients are shown by their ids.
+      client_names: names of the clients for tables and plots, [m]; by default, clients are shown by their ids.
 
     Returns:
       The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.

@@ -409,7 +409,7 @@ def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
 
 
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
-    """Mean of the clients' scores, weighted by their numbers of examples, [..., m] -> [...].
+    """Mean over clients of scores [..., m], weighted by their numbers of examples [m].
 
     Clients whose score is NaN are left out; if all scores are NaN, so is the result. If the metric is a mean over a
     client's examples (accuracy, loss, MAE) or the root of such a mean (RMSE), the result is the score of all examples
@@ -444,7 +444,7 @@ def is_root(task: Task | None, metric: str) -> bool:
 
 
 def mean_over_clients(scores: np.ndarray) -> np.ndarray:
-    """Mean over the clients whose score is not NaN, [..., m] -> [...]; NaN if all scores are NaN."""
+    """Mean of scores [..., m] over the clients whose score is not NaN; NaN if all scores are NaN."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of an empty mean
         return np.nanmean(scores, axis=-1)

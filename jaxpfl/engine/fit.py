@@ -431,7 +431,7 @@ def _comparable(spec: RunSpec) -> dict[str, Any]:
 
 
 def _stacked(evaluations: list[Scores]) -> dict[str, dict[str, np.ndarray]]:
-    """Scores of E evaluations: model -> metric -> [E, S, m]."""
+    """Scores of E evaluations, as ``scores[model][metric]``, arrays [E, S, m]."""
     return {
         which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
         for which, metrics in evaluations[0].items()

@@ -81,11 +81,11 @@ class Group(NamedTuple):
         return jnp.asarray(np.sort(self.places).astype(np.int32))
 
     def take_every(self, own: Array) -> Array:
-        """Take the rows of the clients (`every`) from an array of the group's stack, [rows, ...] -> [size, ...]."""
+        """Take the rows of the clients (`every`), [size, ...], from an array of the group's stack, [rows, ...]."""
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:
-        """Take the group's clients from a tree with a row for each of the m clients, [m, ...] -> [rows, ...]."""
+        """Take the group's clients from a tree with a row for each of m clients; the result has leaves [rows, ...]."""
 
         def take(leaf: Array) -> Array:
             if self._is_whole:
@@ -102,7 +102,7 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)
 
     def members_of(self, own: PyTree) -> PyTree:
-        """Take the members' rows of a tree in the order of the group's stack, [rows, ...] -> [size, ...]."""
+        """Take the members' rows, [size, ...], of a tree in the order of the group's stack, [rows, ...]."""
         rows = slice(self.size) if self.places is None else self.places
         return jax.tree.map(lambda leaf: leaf[rows], own)
 

@@ -225,7 +225,7 @@ def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False)
 
 
 def client_means(scores: np.ndarray) -> np.ndarray:
-    """Return each client's mean over its finite scores, [S, m] -> [m]; NaN if no seed has a finite score."""
+    """Return each client's mean over the seeds of its finite scores [S, m]; NaN if no seed has a finite score."""
     finite = np.isfinite(scores)
     return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
 

@@ -265,7 +265,7 @@ class Simulation:
         return state, joined
 
     def evaluate(self, state: RunState, split: Part = "test", *, attackers: bool = False) -> Scores:
-        """Score every client in every run: model -> metric -> [S, m].
+        """Score every client in every run; return ``scores[model][metric]``, arrays [S, m].
 
         If some clients attack, their scores are NaN.
 

@@ -49,7 +49,7 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
     nearest of the centers drawn before.
 
     Args:
-      scores: [m, k] standard Gumbel variables. Each point has its own row of variables, so the draws do not depend on
+      scores: standard Gumbel variables, [m, k]. Each point has its own row of variables, so the draws do not depend on
         the order of the points.
       points: points to cluster, [m, d].
       valid: mask of the points to use, [m] bool.
@@ -102,7 +102,7 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
     The cost is the sum of the points' squared distances from their nearest center.
 
     Args:
-      scores: [m, starts, k] standard Gumbel variables, one row per point.
+      scores: standard Gumbel variables, one row per point, [m, starts, k].
     """
 
     def one(of_start: Array) -> tuple[Array, Clusters]:

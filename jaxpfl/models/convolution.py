@@ -23,7 +23,7 @@ from jaxpfl.core.types import Array
 
 @jax.custom_vjp
 def project(kernel: Array, x: Array) -> Array:
-    """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.
+    """Product ``kernel^T x``, [O, X], of a kernel [P, O] and features-first inputs [P, X].
 
     The custom gradients are equal to the automatic gradients, but use faster matrix products: ``x g^T`` of shape [P, O]
     (instead of the transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is large and O small.
@@ -51,7 +51,7 @@ project.defvjp(_project_fwd, _project_bwd)
 
 
 def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
-    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and padding are as in ``lax``.
+    """Convolution y [O, h, w, N] of x [C, H, W, N] with a kernel [k, k, C, O]; strides and padding are as in ``lax``.
 
     y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], with zeros around x for SAME.
 
@@ -76,10 +76,11 @@ def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
 
 
 def max_pool(x: Array) -> Array:
-    """2x2 max-pool with stride 2: [C, H, W, N] -> [C, H//2, W//2, N]; an odd last row or column is dropped.
+    """2x2 max-pool with stride 2, which drops an odd last row or column.
 
-    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties are
-    common (blank borders have equal values), and ``jnp.maximum`` would split the gradient between tied entries.
+    Inputs [C, H, W, N] give outputs [C, H//2, W//2, N]. The gradient goes to the first maximum of a window in row-major
+    order, as with ``lax.reduce_window``. Ties are common (blank borders have equal values), and ``jnp.maximum`` would
+    split the gradient between tied entries.
     """
     h, w = x.shape[1] // 2, x.shape[2] // 2
     return _max_of_four(jnp.stack([x[:, p : 2 * h : 2, q : 2 * w : 2] for p in (0, 1) for q in (0, 1)]))
@@ -87,7 +88,7 @@ def max_pool(x: Array) -> Array:
 
 @jax.custom_vjp
 def _max_of_four(z: Array) -> Array:
-    """Maximum over axis 0, [4, ...] -> [...]; the gradient goes to the first maximum."""
+    """Maximum of z [4, ...] over axis 0; the gradient goes to the first maximum."""
     return _max_and_first(z)[0]
 
 
@@ -99,7 +100,7 @@ def _max_and_first(z: Array) -> tuple[Array, Array]:
 
 
 def _scatter_to_first(first: Array, g: Array) -> Array:
-    """[...], [...] -> [4, ...]: g at index `first` of axis 0, zero elsewhere (and zero everywhere if first = 4)."""
+    """Array [4, ...] with g [...] at index `first` [...] of axis 0, and zero elsewhere (everywhere if first = 4)."""
     zero = jnp.zeros((), g.dtype)
     return jnp.stack([jnp.where(first == i, g, zero) for i in range(4)])
 
@@ -133,7 +134,7 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
 
 def conv_max(x: Array, kernel: Array) -> Array:
-    """``max_pool(conv(x, kernel))`` computed as in `conv_pool`: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]."""
+    """``max_pool(conv(x, kernel))``, computed as in `conv_pool`, for x [C, H, W, N] and a kernel [k, k, C, O]."""
     return _max_of_four(_windows(x, kernel))
 
 
@@ -147,7 +148,7 @@ def _windows(x: Array, kernel: Array) -> Array:
 
 @jax.custom_vjp
 def _max_bias_relu(z: Array, bias: Array) -> Array:
-    """``relu(z.max(axis=0) + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; the gradient goes to the first maximum.
+    """``relu(z.max(axis=0) + bias)`` for z [4, O, h, w, N] and bias [O]; the gradient goes to the first maximum.
 
     For the backward pass, one int8 per output is stored: the maximum's index, or 4 where the slope of relu is zero.
     """
@@ -172,7 +173,7 @@ _max_bias_relu.defvjp(_max_bias_relu_fwd, _max_bias_relu_bwd)
 
 
 def _window_kernel(kernel: Array) -> Array:
-    """[k, k, C, O] -> [(k+1)^2 C, 4 O]: the kernel shifted to the four positions of a pooling window."""
+    """Kernel [k, k, C, O], shifted to the four positions of a pooling window: a matrix [(k+1)^2 C, 4 O]."""
     k, _, channels, features = kernel.shape
     shifts = [
         jnp.pad(kernel, ((p, 1 - p), (q, 1 - q), (0, 0), (0, 0))) for p in (0, 1) for q in (0, 1)
@@ -188,7 +189,7 @@ def _plane_sizes(size: int, k: int) -> tuple[int, int]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _window_patches(x: Array, k: int) -> Array:
-    """Patches of (k+1) x (k+1) with stride 2: [C, H, W, N] -> [(k+1)^2 C, h w N], rows ordered (i, j, c).
+    """Patches of (k+1) x (k+1) of x [C, H, W, N] with stride 2, [(k+1)^2 C, h w N]; rows are ordered (i, j, c).
 
     Even and odd rows and columns are first separated into planes, so that each shift is a contiguous slice of one
     plane. The backward pass adds whole slices, and interleaves the planes once; strided slices would need interleaving

@@ -47,7 +47,7 @@ def batch_minor(x: Array) -> Array:
 
 
 class Linear(nn.Module):
-    """``flatten(x) kernel + bias``: [N, ...] -> [N, num_classes]."""
+    """Linear model ``flatten(x) kernel + bias`` with logits [N, num_classes], for inputs [N, ...]."""
 
     num_classes: int
 
@@ -63,7 +63,7 @@ def linear(num_classes: int) -> Model:
 
 
 class MLP(nn.Module):
-    """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
+    """Dense layers with relu between them: inputs [N, ...], which are flattened, give logits [N, num_classes].
 
     If ``norm`` is "layer" (Ba et al. 2016, "Layer Normalization") or "batch", each hidden layer is normalized before
     its relu.
@@ -142,10 +142,11 @@ def cnn(
 
 
 class Block(nn.Module):
-    """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
+    """Residual block ``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``.
 
-    The first 3 x 3 convolution has the stride ``stride``, so h = ceil(H / stride). The shortcut is x itself if its
-    shape is the result's shape, otherwise a normalized 1 x 1 convolution of x.
+    Inputs [C, H, W, N] give outputs [features, h, w, N]. The first 3 x 3 convolution has the stride ``stride``, so h =
+    ceil(H / stride). The shortcut is x itself if its shape is the result's shape, otherwise a normalized 1 x 1
+    convolution of x.
     """
 
     features: int
@@ -166,9 +167,10 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A convolution, stages of residual blocks, average pooling and a dense layer: [N, H, W, C] -> [N, num_classes].
+    """A convolution, stages of residual blocks, average pooling and a dense layer.
 
-    Each stage except the first halves the image's height and width. Inputs can be [N, H, W] for one channel.
+    Inputs [N, H, W, C] give logits [N, num_classes]. Each stage except the first halves the image's height and width.
+    Inputs can be [N, H, W] for one channel.
 
     Attributes:
       num_classes: number of classes K.

@@ -42,7 +42,7 @@ NARROW = 4  # largest number of outputs with a separate product for each (measur
 
 
 def dense(x: Array, kernel: Array) -> Array:
-    """Product ``x kernel``: [N, F], [F, K] -> [N, K].
+    """Product ``x kernel``, [N, K], of inputs [N, F] and a kernel [F, K].
 
     With few outputs (as in softmax regression on two classes), ``vmap`` over clients gives batched products that are
     too small for XLA's CPU kernels. Separate products for each column are compiled to vector loops, which are four
@@ -76,7 +76,7 @@ _column_products.defvjp(_columns_fwd, _columns_bwd)
 
 
 class Dense(nn.Module):
-    """``x kernel + bias``: [N, F] -> [N, features]; kernel [F, features]."""
+    """Dense layer ``x kernel + bias`` with outputs [N, features], for inputs [N, F] and a kernel [F, features]."""
 
     features: int
 
@@ -87,7 +87,7 @@ class Dense(nn.Module):
 
 
 class FeatureDense(nn.Module):
-    """`Dense` on features-first activations, with the same parameters: [F, N] -> [features, N]."""
+    """`Dense` with the same parameters and features first: the inputs are [F, N], and the outputs [features, N]."""
 
     features: int
 
@@ -103,7 +103,7 @@ def _dense_parameters(module: nn.Module, inputs: int, features: int) -> tuple[Ar
 
 
 class Conv(nn.Module):
-    """Convolution: [C, H, W, N] -> [features, h, w, N], with h and w as in `convolution.conv`.
+    """Convolution of inputs [C, H, W, N] to outputs [features, h, w, N], with h and w as in `convolution.conv`.
 
     The parameters are the same as in ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features]. The
     bias can be left out if a normalization with its own bias follows.
@@ -123,7 +123,9 @@ class Conv(nn.Module):
 
 
 class ConvPool(nn.Module):
-    """Convolution, 2x2 max-pool and relu: [C, H, W, N] -> [features, (H-size+1)//2, (W-size+1)//2, N].
+    """Convolution, 2x2 max-pool and relu.
+
+    Inputs [C, H, W, N] give outputs [features, (H-size+1)//2, (W-size+1)//2, N].
 
     The parameters are the same as in `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
     """
@@ -163,7 +165,7 @@ EPSILON = 1e-5
 
 
 def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
-    """Group normalization (Wu and He 2018) of features-first activations: [C, ..., N], [C], [C] -> [C, ..., N].
+    """Group normalization (Wu and He 2018) of features-first activations [C, ..., N], with scale [C] and bias [C].
 
     Each example's channels are divided into ``groups`` groups of C / groups consecutive channels. Each group is shifted
     and scaled to mean 0 and variance 1 over its channels and all positions. Then each channel is multiplied by
@@ -196,7 +198,7 @@ class LayerNorm(nn.Module):
 
 
 def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
-    """Normalize features-first activations by a given mean and variance of each feature: [F, ..., N], [F] each."""
+    """Normalize features-first activations [F, ..., N] by given means [F] and variances [F] of the features."""
     per_feature = (-1,) + (1,) * (x.ndim - 1)
     factor = scale * lax.rsqrt(variance + EPSILON)
     return (x - mean.reshape(per_feature)) * factor.reshape(per_feature) + bias.reshape(per_feature)

@@ -69,12 +69,12 @@ def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
 
 
 def summed(values: Array) -> Array:
-    """Sum over all axes but the examples' axis: [n, ...] -> [n]."""
+    """Sum values [n, ...] over all axes except the examples' axis."""
     return values.reshape(values.shape[0], -1).sum(axis=1)
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
-    """Cross-entropy ``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
+    """Cross-entropy ``-log softmax(logits)[y]`` of each example, [N], for logits [N, K] and labels [N]."""
     # With integer labels as indices, the gradient would be a scatter, which XLA compiles and runs slowly on a CPU.
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
@@ -151,7 +151,7 @@ def has_label(y: Array) -> Array:
 
 
 def token_cross_entropies(logits: Array, y: Array) -> Array:
-    """Sum of the cross-entropies of a sequence's tokens, [n, T, V], [n, T] -> [n].
+    """Sum of the cross-entropies of each sequence's tokens, [n], for logits [n, T, V] and labels [n, T].
 
     Raises:
       JaxpflError: if there is not one row of logits per position.
@@ -161,7 +161,7 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
 
 
 def token_loss(logits: Array, y: Array) -> Array:
-    r"""Loss of next-token prediction, where -1 means no label: [n, T, V], [n, T] -> [n].
+    r"""Loss of next-token prediction, [n], for logits [n, T, V] and labels [n, T], where -1 means no label.
 
     The logits of position t may depend only on the tokens up to t. Let :math:`\ell_{st}` be the cross-entropy at
     position t of sequence s, and :math:`c_{st} = 1` where the label is not -1, else 0. The loss of sequence s is
@@ -179,7 +179,7 @@ def token_loss(logits: Array, y: Array) -> Array:
 
 
 def token_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``KL(softmax(teacher) || softmax(student))`` of logits [n, T, V], averaged over T positions: [n]."""
+    """Divergence ``KL(softmax(teacher) || softmax(student))`` for logits [n, T, V], averaged over T positions."""
     rows = class_divergence(*(logits.reshape(-1, logits.shape[-1]) for logits in (teacher, student)))
     return rows.reshape(teacher.shape[:2]).sum(axis=1) / teacher.shape[1]
 
@@ -211,7 +211,7 @@ def _logit_mixture(weights: Array, predictions: Array) -> Array:
 
 
 def class_mixture(weights: Array, logits: Array) -> Array:
-    """Logarithm of a mixture of the models' class probabilities, [k], [k, ..., classes] -> [..., classes]."""
+    """Logarithm of the mixture, with weights [k], of k models' class probabilities, for logits [k, ..., classes]."""
     return _log_mixture(weights, jax.nn.log_softmax(logits))
 
 

@@ -131,7 +131,7 @@ class _Shifts(NamedTuple):
 
 
 def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
-    """Convolve by one product for each of G groups of features: [C, ..., N], [..., C / G, O] -> [O, ..., N]."""
+    """Convolve x [C, ..., N] with a kernel [..., C / G, O] by one product for each of G groups of features."""
     # The last axis is shifted first: its shifts are then next to the channels, and shifts along other axes copy whole
     # rows.
     groups, columns = given["feature_group_count"], x.shape[-1] * math.prod(window.windows for window in windows)

@@ -22,7 +22,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) with initial state 0: inputs [T, N, E] -> states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) with initial state 0; inputs [T, N, E] give states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\
@@ -59,10 +59,11 @@ class Recurrent(nn.Module):
 
 
 class GRU(nn.Module):
-    """Embedding, gated recurrent units, and a dense layer on the last state: [N, T] integers -> [N, num_classes].
+    """Embedding, gated recurrent units, and a dense layer on the last state.
 
-    With ``every``, the dense layer is applied to each state: [N, T, num_classes]. A token outside the vocabulary is
-    embedded as NaN, so that its client is reported as diverged.
+    Tokens [N, T] give logits [N, num_classes]. With ``every``, the dense layer is applied to each state, and the logits
+    are [N, T, num_classes]. A token outside the vocabulary is embedded as NaN, so that its client is reported as
+    diverged.
 
     Attributes:
       num_classes: number of classes K.

@@ -71,7 +71,7 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def median(thetas: PyTree, valid: Array) -> PyTree:
-    """Median of each entry over the valid models, leaves [C, ...] -> [...]; zero if no model is valid."""
+    """Median of each entry over the valid models, whose leaves are [C, ...]; zero if no model is valid."""
 
     def leaf_median(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))

@@ -90,7 +90,7 @@ def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Return the standard deviation over the seeds, [T, S] -> [T]; zero if there is one seed."""
+    """Return the standard deviation of values [T, S] over the seeds; zero if there is one seed."""
     return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
 
 

@@ -258,7 +258,7 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
 
 
 def norm(v: Array, p: float) -> Array:
-    """Norm ``|v|_p`` of each vector, [..., d] -> [...]."""
+    """Norm ``|v|_p`` of each vector of v [..., d]."""
     return jnp.linalg.norm(v, ord=int(p) if p in (1, 2) else p, axis=-1)
 
 

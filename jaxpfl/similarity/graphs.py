@@ -125,7 +125,7 @@ def joined(found: list[np.ndarray]) -> Graph:
 
 
 def differences(graph: Graph, z: Array) -> Array:
-    """Compute the difference ``z_i - z_j`` along every edge, [N, d] -> [M, d].
+    """Compute the difference ``z_i - z_j`` along each of the M edges, [M, d], for z [N, d].
 
     Reference: Zhao et al., Figure 2.
     """
@@ -139,7 +139,7 @@ edges. On a CPU, gathers are 10 to 30 times as fast as a scatter, which processe
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """Apply the transpose of `differences`, which adds up each node's edges with their signs, [M, d] -> [N, d].
+    """Apply the transpose of `differences`, [N, d], to w [M, d]: the sum of each node's edges with their signs.
 
     Reference: Zhao et al., Figure 2.
     """

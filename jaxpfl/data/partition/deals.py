@@ -62,7 +62,7 @@ def split_by_class(
 
     Args:
       labels: class of each example, [N].
-      held: [m, k] classes of each client; padded with -1 for a client with fewer than k classes.
+      held: classes of each client, [m, k]; padded with -1 for a client with fewer than k classes.
       rng: random generator. If a class does not divide evenly, holders drawn at random get one more example.
       allow_none: whether a class may have fewer examples than holders, as in a small test set. Some holders then get no
         example.
@@ -194,7 +194,7 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
     """Divide ``total`` in proportion to integer weights by largest remainders; break ties at random.
 
     Args:
-      weights: [k] integers >= 0, not all zero.
+      weights: integers >= 0, not all zero, [k].
       total: number to divide; total * the largest weight must stay below 2**63.
       rng: random generator.
 
@@ -214,7 +214,7 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
 
     Args:
       labels: class of each example, [N].
-      classes: [C] distinct labels.
+      classes: distinct labels, [C].
       counts: number of examples of each class for each client, [m, C]; the sum of a column may be smaller than the
         number of examples of its class.
       rng: random generator.
@@ -293,7 +293,7 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
     """Choose the users of each client: disjoint groups of g users.
 
     Args:
-      users: [U] distinct users.
+      users: distinct users, [U].
       m: number of clients; by default, the largest possible number. Surplus users, chosen at random, are left out.
       g: number of users per client.
       rng: random generator.
@@ -322,8 +322,8 @@ def examples_of(users: np.ndarray, groups: np.ndarray) -> list[Indices]:
     """Return the indices of each client's examples.
 
     Args:
-      users: [N] user of each example.
-      groups: [m, g] users of each client; users without examples are allowed.
+      users: user of each example, [N].
+      groups: users of each client, [m, g]; users without examples are allowed.
     """
     order = np.argsort(users, kind="stable")
     known, starts = np.unique(users[order], return_index=True)

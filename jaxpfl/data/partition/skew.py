@@ -111,7 +111,7 @@ def lognormal_by_class(
 
     Args:
       labels: class of each example, [N] in 0 .. num_classes - 1.
-      held: [m, k] distinct classes of each client.
+      held: distinct classes of each client, [m, k].
       sigma: standard deviation of the logarithm of the clients' weights, >= 0.
       least: minimum number of examples per client.
       num_classes: number of classes.
@@ -152,9 +152,9 @@ def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, 
     """Draw one of the remaining examples' classes in each turn, without replacement; return the clients' counts [m, C].
 
     Args:
-      log_weights: [m, C] logarithms of the clients' class proportions, not normalized.
-      turns: [N] client of each turn.
-      left: [C] number of examples of each class, N in total.
+      log_weights: logarithms of the clients' class proportions, not normalized, [m, C].
+      turns: client of each turn, [N].
+      left: number of examples of each class, N in total, [C].
       rng: random generator.
     """
     m, num_classes = log_weights.shape

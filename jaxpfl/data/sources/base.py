@@ -31,20 +31,20 @@ class Source(NamedTuple):
 
     Attributes:
       name: name under which the data set was loaded.
-      x_train: [N, ...] float32 (float64 if float32 loses digits), int32 tokens, or a dictionary (or NamedTuple) of such
-        arrays; images are [N, H, W, channels]. Arrays may be memory-mapped.
+      x_train: training inputs, [N, ...]: float32 (float64 if float32 loses digits), int32 tokens, or a dictionary (or
+        NamedTuple) of such arrays; images are [N, H, W, channels]. Arrays may be memory-mapped.
       y_train: training labels, [N] int32 in 0 .. num_classes - 1, or float32; [N, d] if an example has several labels.
       x_test, y_test: official test set, or None if there is none (each client's examples are then split).
       num_classes: number of classes (the largest label + 1), or d if labels are not classes.
       description: one line for display.
       users_train, users_test: user who produced each example, [N] int32 in 0 .. U - 1 (a writer, a speaker, an
         account), or None if unknown. Training and test users share one numbering.
-      user_names: [U] names or numbers of the users in the data set, or None.
+      user_names: names or numbers of the users in the data set, [U], or None.
       superclasses: superclass of each class, [num_classes] int32, or None.
       inputs: kind of inputs, as defined in `Inputs`.
       scales: mean and standard deviation by which each channel of pixels was standardized, or None.
       task: task of the labels, a name in `jaxpfl.models.TASKS`.
-      class_names: [num_classes] labels of the classes in the data set (numbers or strings), or None if they are 0 ..
+      class_names: labels of the classes in the data set (numbers or strings), [num_classes], or None if they are 0 ..
         num_classes - 1.
       ordered: whether a user's examples are in the order of a text or in time order, so that the last examples are held
         out for testing.

@@ -61,7 +61,7 @@ class Planted(NamedTuple):
     Attributes:
       source: examples with binary labels; the users are the clients 0 .. m - 1, for the partition "natural".
       member: cluster of each client, [m] in 0 .. k - 1.
-      theta: [k, d] float64, the coefficients of each cluster.
+      theta: coefficients of each cluster, [k, d] float64.
     """
 
     source: Source

@@ -87,7 +87,7 @@ class RowFile:
         return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copy the rows with these numbers, [k] -> [k, ...]. Row j of run s has the number s m + j.
+        """Copy the rows with these k numbers to an array [k, ...]. Row j of run s has the number s m + j.
 
         Raises:
           JaxpflError: if the file has become shorter.

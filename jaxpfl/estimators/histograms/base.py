@@ -105,7 +105,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
 
 
 def arrange(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
-    """Arrange one value (or row) per user, [n, ...], in the users' blocks: [b, c, ...]."""
+    """Arrange one value (or row) per user, [n, ...], as an array of the users' blocks, [b, c, ...]."""
     blocks, block = users.size.shape
     rest = blocks * block - len(values)
     padded = np.concatenate([values, np.full((rest, *values.shape[1:]), fill, values.dtype)])
@@ -140,7 +140,7 @@ def floored(p: Array, floor: Scalar) -> Array:
 
 
 def entropy_term(q: Array) -> Array:
-    """Negative entropy ``sum_x q log q`` with 0 log 0 = 0, [..., d] -> [...]."""
+    """Negative entropy ``sum_x q log q`` of each histogram of q [..., d], with 0 log 0 = 0."""
     return jnp.where(q > 0, q * jnp.log(jnp.where(q > 0, q, 1)), 0).sum(axis=-1)
 
 

@@ -86,7 +86,7 @@ def update(g: Array, gamma: Scalar) -> Update:
     """Compute the update and the dual variable; both are NaN if g is not finite.
 
     Args:
-      g: [d] with d >= 1, float32 or float64; use ``jax.vmap`` for batches.
+      g: vector, [d] with d >= 1, float32 or float64; use ``jax.vmap`` for batches.
       gamma: weight of the total variation, not negative.
     """
     d = g.shape[0]
@@ -199,7 +199,7 @@ def _blocks(x: Array, fill: Scalar) -> Array:
 
 
 def _flat(x: Array, d: int) -> Array:
-    """Invert `_blocks`: [length, blocks] -> [d]."""
+    """Invert `_blocks`: return the vector [d] of an array [length, blocks]."""
     return x.T.reshape(-1)[:d]
 
 
