@@ -1,4 +1,4 @@
-"""Privacy audits: compare a claim with empirical lower bounds on epsilon, and test the noise and the cohorts.
+"""Privacy audits: compare a privacy claim with empirical lower bounds on epsilon, and test the noise and the cohorts.
 
 An audit runs the engine's own programs on the run's data and settings, with clients that are easy to detect (canaries),
 and reads every round's release (`subject`). An audit plays two distinguishing games (`games`), and tests whether noise
@@ -111,8 +111,8 @@ def audit(
 
     Args:
       subject: private run to audit.
-      delta: delta of the claim, also used by the one-run game.
-      accountant: accountant for the claim; None selects the claim's default.
+      delta: delta of the privacy claim, also used by the one-run game.
+      accountant: accountant of the privacy claim; None selects the claim's default.
       worlds: smallest number of worlds (runs) in the game with one canary; about half of the worlds have the canary.
       worlds_delta: delta at which the bound from the game with one canary is compared with the claim.
       canaries: number of canaries in the one-run game; None selects all clients, but at most 500.

@@ -1,7 +1,7 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
 A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
-it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign in each round is given
+it changes the sum by C. The privacy claim must cover this upload too. The upload's sign in each round is given
 by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
 of their releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included,
 the run uses the neighboring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
@@ -259,7 +259,7 @@ def one_run(
     Args:
       subject: private run to audit.
       canaries: number of canaries; None selects all clients, but at most 500.
-      delta: delta of the claim; the bound is useful only if it is far below 1 / ``canaries``.
+      delta: delta of the privacy claim; the bound is useful only if it is far below 1 / ``canaries``.
       confidence: confidence level of the bound.
       seed: first seed of the runs.
       runs: number of independent runs, whose canaries are counted together.

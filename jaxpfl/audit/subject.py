@@ -151,7 +151,7 @@ class Subject:
             run.
         """
         if not self.run.spec.method.uploads:
-            raise JaxpflError(f"{self.run.spec.method.name} uploads nothing and so has no claim to audit")
+            raise JaxpflError(f"{self.run.spec.method.name} uploads nothing and so has no privacy claim to audit")
         (plan,) = self.run.released(1) or (None,)
         if plan is None:
             raise JaxpflError(exclusions.NO_NOISE)

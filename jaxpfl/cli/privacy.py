@@ -25,7 +25,7 @@ class _Claim:
     rounds: int
     """Number of rounds R."""
     delta: float
-    """Delta of the claim."""
+    """Delta of the privacy claim, which consists of epsilon and delta."""
     sampling_rate: float | None = None
     """Probability q with which each client takes part in a round (poisson); all clients take part in every round unless
     given."""
@@ -103,7 +103,7 @@ def paper(
         clients: Number of clients m.
         tau: Number of local steps in a round.
         steps: Total number of local steps T.
-        delta: Delta of the claim.
+        delta: Delta for which the epsilons are computed.
         c2: Clipping norm of psi's gradient; 0 leaves psi out.
         sigma2: Standard deviation of the noise in psi's step.
     """
@@ -177,8 +177,8 @@ class _Audit:
     """Number of runs (worlds) in the audit with a single canary, which takes part in about half of them; more runs can
     show a larger epsilon."""
     worlds_delta: float = 0.1
-    """Delta at which the audit with a single canary is compared with the claim; values from 0.01 to 0.2 are the most
-    informative."""
+    """Delta at which the audit with a single canary is compared with the privacy claim; values from 0.01 to 0.2
+    are the most informative."""
     canaries: int | None = None
     """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
     given."""

@@ -23,8 +23,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "aggregate = mean"
     ),
     ("privacy", "attack"): (
-        "attackers and privacy cannot be combined: the claim assumes that every client clips its upload and adds its "
-        "share of the noise, which an attacker need not do"
+        "attackers and privacy cannot be combined: the privacy claim assumes that every client clips its upload and "
+        "adds its share of the noise, which an attacker need not do"
     ),
     ("privacy", "feedback"): (
         "private uploads have no error feedback: the memory kept by a client whose work failed would depend on its "
@@ -34,7 +34,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "noise in every step does not cover a model's running statistics (BatchNorm), and noise on clipped updates "
         "drowns them: use GroupNorm, or fedbn, whose clients keep them"
     ),
-    ("noise_multiplier = 0", "a claim"): (
+    ("noise_multiplier = 0", "a privacy claim"): (
         "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
     ),
     ("client-side noise", "participation = poisson"): (
@@ -70,8 +70,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "compression; let the clients add it (noise = distributed)"
     ),
     ("compress", "noise = per_step"): (
-        "uploads with noise in every step cannot be compressed: the claim relies on the exact sum of the local steps; "
-        "use noise = distributed"
+        "uploads with noise in every step cannot be compressed: the privacy claim relies on the exact sum of the local "
+        "steps; use noise = distributed"
     ),
     ("clip_gradients", "noise = per_step, unit = example"): (
         "noise in every step already clips gradients, to privacy.clipping_norm: leave one out"
@@ -120,7 +120,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
 setting is written as its name if it is on (``compress``), as a name with a value (``noise = central``), or as a
 property of the run in words (``asynchronous rounds``). Several incompatible settings are separated by commas."""
 
-NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a claim"]
+NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a privacy claim"]
 """Reason why no epsilon can be claimed for a mechanism without noise."""
 
 

@@ -141,8 +141,9 @@ def check_federation(
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
     """Warn if delta is so large that the privacy claim means nothing; raise an error if ``strict``.
 
-    A method that publishes all data of one random client satisfies a claim about users with delta = 1 / clients. A
-    method that publishes one random example of each client satisfies a claim about examples with delta = 1 / examples.
+    A method that publishes all data of one random client satisfies a privacy claim about users with delta =
+    1 / clients. A method that publishes one random example of each client satisfies one about examples with delta =
+    1 / examples.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:

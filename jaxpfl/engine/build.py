@@ -165,7 +165,7 @@ def put_together(
             )
         if unseen is not None:
             raise JaxpflError(
-                "privacy.unit = example does not support unseen clients: no claim covers the rounds in which they adapt"
+                "privacy.unit = example does not support unseen clients: no privacy claim covers their adaptation"
             )
         told = (lambda: build(spec.method, task, work, spec.options), hp, federation, cohorts)
         silos = mechanism_for(spec, work.sizes, *told)

@@ -59,7 +59,7 @@ class Fit(NamedTuple):
       privacy: tuple with one entry per run: its `PrivacyPlan`, its `SiloMechanism` if examples are protected, or None
         if the run has no noise. The attribute itself is None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
-      delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
+      delta: the delta of this claim, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` names the metric that ``personalized_score``, ``global_score``,
         ``validation_score`` and ``best_score`` return.
       test_sizes: each client's number of test examples (of labeled test tokens for next-token prediction), [m].
@@ -138,7 +138,7 @@ class Fit(NamedTuple):
         unless it adopts them (`Simulation.adopt`).
 
         Args:
-          delta: the claim's delta; by default, the delta of the `PrivacyConfig`.
+          delta: delta of the privacy claim; by default, the delta of the `PrivacyConfig`.
           run: index of the run among the S runs.
           accountant: "pld" or "rdp". By default, the accountant that applies to the run; cohorts of fixed size require
             "rdp".
@@ -155,7 +155,7 @@ class Fit(NamedTuple):
         if delta is None:
             delta = self.delta
         if delta is None:
-            raise JaxpflError("a claim requires delta: use statement(delta=...), or fit with PrivacyConfig(delta=...)")
+            raise JaxpflError("a privacy claim requires delta: use statement(delta=...), or PrivacyConfig(delta=...)")
         plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise

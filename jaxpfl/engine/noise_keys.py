@@ -159,7 +159,7 @@ class Ours:
             raise JaxpflError(f"the state {said}: advance it with the simulation that started it")
         if keys is not None and keys is not self.last and not _digests(keys) <= self._digests:
             raise JaxpflError(
-                "the state belongs to another private simulation, and this simulation's claim would not count its "
+                "the state belongs to another private simulation, and this simulation's privacy claim would omit its "
                 "rounds: advance it with the simulation that started it, or pass a stored state to adopt"
             )
 

@@ -3,7 +3,7 @@ r"""Empirical lower bounds on epsilon, from many runs or from one, and tests of 
 **Many worlds.** A world is one independent run, with or without a canary: a client whose upload, of norm C and
 direction c, is chosen to be easy to detect. The canary's score in a world is the component of the released sums S in
 that direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
-canary takes part adds 1. Anyone who sees the release can compute the score, so a claim limits how well the score
+canary takes part adds 1. Anyone who sees the release can compute the score, so a privacy claim limits how well it
 separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim proves
 nothing.
 

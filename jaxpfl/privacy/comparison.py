@@ -46,7 +46,7 @@ def theorem5_beside_sound(
       clients_per_round, clients: K and m.
       tau: local steps per round.
       steps: total number of local steps T.
-      delta: delta of all claims.
+      delta: delta of all epsilons.
 
     Returns:
       A JSON-serializable dictionary with the paper's epsilon and its caveat; for each of the four sound plans, its

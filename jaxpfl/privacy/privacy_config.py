@@ -26,7 +26,7 @@ class _Budget:
     epsilon: float | None = setting(None)
     """Privacy budget epsilon of the whole run, for which the noise is calibrated. Needs delta."""
     delta: float | None = setting(None)
-    """delta of the claim; choose it well below 1 / clients."""
+    """delta of the privacy claim; choose it well below 1 / clients."""
 
 
 @documents_itself
@@ -76,7 +76,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
                 if np.ndim(getattr(self, name) or 0):
                     raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
         if self.noise_multiplier != 0 and self.delta is None:
-            raise JaxpflError("privacy.delta is missing: a claim consists of epsilon and delta")
+            raise JaxpflError("privacy.delta is missing: a privacy claim consists of epsilon and delta")
         if self.epsilon is not None:
             checks.positive("privacy.epsilon", self.epsilon)
 

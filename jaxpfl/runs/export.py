@@ -246,7 +246,7 @@ def export(
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
             if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
-                raise JaxpflError(f"--private-only: the claim of {name} covers only a global model, and it has none")
+                raise JaxpflError(f"--private-only: {name}'s privacy claim covers only a global model, and it has none")
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
@@ -261,8 +261,9 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
     """Return the method to export with ``--private-only``, and the method's privacy claim.
 
     Raises:
-      JaxpflError: if no method or several methods have a claim (the costs of several claims would add up); if the round
-        of the last model was chosen without noise; or if ``wanted`` sets ``clients``, ``per_client`` or ``stablehlo``.
+      JaxpflError: if no method or several methods have a privacy claim (the costs of several claims would add up);
+        if the round of the last model was chosen without noise; or if ``wanted`` sets ``clients``, ``per_client`` or
+        ``stablehlo``.
     """
     if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
         raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")

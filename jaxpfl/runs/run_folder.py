@@ -129,7 +129,7 @@ RUN_PARTS = tuple(CONTENTS)
 
 
 def uncovered(folder: Path) -> dict[str, str]:
-    """Return the parts of a finished private run's folder that no claim covers, each with the data in it."""
+    """Return the parts of a finished private run's folder that no privacy claim covers, each with the data in it."""
     names = {SUMMARY, *(path.name for path in folder.iterdir())} - {".lock"}
     return {name: CONTENTS.get(name, "a file that is not part of the run") for name in sorted(names)}
 

@@ -98,7 +98,7 @@ def audited(**settings: Any) -> Any:
 
 CALLS: dict[tuple[str, str], Callable[[], Any]] = {
     ("privacy", "running statistics"): lambda: run({"privacy.noise": "central", "model": Normalised()}),
-    ("noise_multiplier = 0", "a claim"): lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).epsilon(1e-5),
+    ("noise_multiplier = 0", "a privacy claim"): lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).epsilon(1e-5),
     ("client-side noise", "several releases in a round"): lambda: plan_of(
         Mechanism(1.0, noise="distributed", min_uploads=2), full(6), rounds=2, releases=2
     ),

@@ -421,7 +421,7 @@ def test_refusals():
         games.check_worlds(4)
     with pytest.raises(JaxpflError, match="canaries must be between 2 and 4, the number of clients, got 5"):
         games.one_run(subject(), canaries=5, delta=1e-5)
-    with pytest.raises(JaxpflError, match="local uploads nothing and so has no claim to audit"):
+    with pytest.raises(JaxpflError, match="local uploads nothing and so has no privacy claim to audit"):
         _ = subject(method="local").claim
     with pytest.raises(JaxpflError, match="noise multiplier of 0"):
         _ = subject(Mechanism(0.0, C)).claim

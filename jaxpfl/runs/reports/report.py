@@ -98,7 +98,7 @@ def _about(folder: Folder) -> dict[str, object]:
 
 
 _OVER_ROUNDS = ("psi", "uploads", "loss-by-bytes")
-_PRIVACY_OFF = "No noise was added: there is no claim about what the server learns of a client."
+_PRIVACY_OFF = "No noise was added, so nothing is guaranteed about what the server learns of a client."
 
 
 def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
