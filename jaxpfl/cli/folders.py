@@ -39,7 +39,7 @@ def report(
     Args:
         output: HTML file to write. Unless given, it is report.html in the folder of results, or in the current folder
             if the page is about several folders.
-        data_dir: Folder of the data sets, for plots of the splits; as in the run unless given.
+        data_dir: Folder of the data sets, for plots of the splits; by default, as in the run.
     """
     from jaxpfl.runs.reports.report import write
 
@@ -122,15 +122,15 @@ def predict(
 
     Args:
         csv: Table with the columns of the run's features; other columns are not used.
-        output: CSV file to write, with the columns client, prediction, and a probability for each class; standard
-            output unless given.
-        client: Column with the clients' names; the run's column of clients unless given.
+        output: CSV file to write, with the columns client, prediction, and a probability for each class; by default,
+            standard output.
+        client: Column with the clients' names; by default, the run's column of clients.
         only_global: Predict every row with the global model.
         method: Method whose models are used; optional if there is only one.
-        encoding: Encoding of the table; as in the run unless given.
+        encoding: Encoding of the table; by default, as in the run.
         adapt: Adapt to the labeled rows of each new client, as a run adapts --unseen-clients, and predict all rows of
             the client with its adapted model. The models must be in the run folder.
-        target: Column of the labels for --adapt; as in the run unless given.
+        target: Column of the labels for --adapt; by default, as in the run.
     """
     from jaxpfl.data.sources import csv_text
     from jaxpfl.engine.model_files import load_models

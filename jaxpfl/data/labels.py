@@ -37,8 +37,8 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
       whose: name of the labels' owner, such as a client, for error messages.
 
     Raises:
-      JaxpflError: if labels have another dtype or shape; if an integer is below 0 (below -1 for labels [n, d]) or above
-        2**31 - 1; or if a label is NaN or infinite.
+      JaxpflError: if labels have an unsupported dtype or shape; if an integer is below 0 (below -1 for labels [n, d])
+        or above 2**31 - 1; or if a label is NaN or infinite.
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:

@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read only the manifest of a folder.
 
     Raises:
-      JaxpflError: if the folder contains no federation or a damaged manifest, or if the format has another version.
+      JaxpflError: if the folder contains no federation or a damaged manifest, or if the version of the format differs.
     """
     if not (folder / MANIFEST).is_file():
         lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"

@@ -182,7 +182,7 @@ def conduct(
 
     Raises:
       JaxpflError: if too few clients join; or if, before the first round, a node answers with an error, two nodes claim
-        to be the same client, or a node has another version of jaxpfl. In later rounds, such a node is left out.
+        to be the same client, or a node has a different version of jaxpfl. In later rounds, such a node is left out.
     """
     m, spec = agreement.num_clients, agreement.spec
     nodes: dict[int, int] = {}  # client id -> node id

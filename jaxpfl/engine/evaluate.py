@@ -33,7 +33,8 @@ from jaxpfl.models.metrics import OUTPUTS
 from jaxpfl.support.errors import JaxpflError
 
 Scores = Mapping[str, Metrics]
-"""Scores of each client: model (``global``, ``before``, ``after``) -> metric -> mean over the client's examples, [m].
+"""Scores of each client, as ``scores[model][metric]``, arrays [m] of means over the client's examples. The models are
+``global``, ``before`` and ``after``.
 
 ``global`` is missing if the method has no global model. The scores of a client without examples in the split are NaN.
 ``after`` has an additional entry ``diverged``, [m] bool: whether the client's adapted model is not finite. Such a

@@ -182,8 +182,8 @@ def resolve(
         default.
       layers: whether the model has convolutions or pools whose form can be chosen.
       linear: whether the model is linear, so that the form of its local SGD can be chosen.
-      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; the
-        present platform unless given.
+      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; by
+        default, the present platform.
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 
     Raises:

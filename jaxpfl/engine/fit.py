@@ -295,7 +295,7 @@ class Fit(NamedTuple):
         """Mean of a metric over clients after the last round, [S]. Attackers and clients without a score are left out.
 
         Args:
-          metric: name of the metric; `headline` unless given.
+          metric: name of the metric; by default, `headline`.
           model: model that is scored: ``global``, ``before`` or ``after``.
           weights: ``clients`` for equal weights, or ``examples`` for the weights ``test_sizes``. With ``examples``, the
             mean of an accuracy, loss, MAE or RMSE is the score of all test examples together (`mean_over_examples`).

@@ -203,7 +203,7 @@ def noisy_lloyd(
 
 
 def event(noise: float, steps: int) -> Any:
-    """Make the ``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants, under add-or-remove-one of a client."""
+    """Make the ``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants, for adding or removing one client."""
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
     return SelfComposedDpEvent(GaussianDpEvent(noise), steps)

@@ -207,7 +207,7 @@ def transformer(
     if min(width, blocks, heads) < 1 or width % (2 * heads):
         raise JaxpflError(
             "the transformer takes the numbers width,blocks or width,blocks,heads; the width must be a multiple of "
-            f"twice the heads ({_HEADS} unless given), got {','.join(map(str, sizes))}"
+            f"twice the heads (by default {_HEADS}), got {','.join(map(str, sizes))}"
         )
     vocabulary = num_classes if vocabulary is None else vocabulary
     module = Transformer(num_classes, vocabulary, width, blocks, heads, every)

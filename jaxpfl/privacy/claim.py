@@ -1,4 +1,4 @@
-"""Privacy guarantee of a run, computed from its mechanism and participation scheme.
+"""Privacy claim of a run: epsilon and delta, computed from its mechanism and participation scheme.
 
 The round uses the same mechanism and participation objects, so the accounting matches the actual noise and sampling.
 """

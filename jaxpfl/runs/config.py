@@ -492,7 +492,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """Parse a TOML or YAML config file, or the ``config.json`` of a run folder, into a mapping name -> value.
 
     Raises:
-      JaxpflError: if the file is missing, has another suffix, does not parse, has too many values, or is not a table.
+      JaxpflError: if the file is missing, has an unknown suffix, does not parse, has too many values, or is not a
+        table.
     """
     path = Path(path)
     try:
@@ -615,7 +616,7 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
     If the annotation allows floats, numbers and numeric strings are converted to float.
 
     Raises:
-      JaxpflError: if the value has another type.
+      JaxpflError: if the value has none of the allowed types.
     """
     allowed = annotation.split(" | ")
     if value is None and "None" in allowed:

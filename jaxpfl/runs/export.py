@@ -189,8 +189,8 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Export the personalized models (after adaptation) and the global models of a finished run.
 
-    Methods are exported one after the other, so memory must suffice for the state of one method and the models of all
-    clients, for one seed. The output folder is written atomically: if the process is killed, a hidden folder remains,
+    Methods are exported one after the other, so the state of one method and the models of all clients, for one seed,
+    must fit into memory. The output folder is written atomically: if the process is killed, a hidden folder remains,
     which the next export to the same path removes.
 
     Args:

@@ -55,7 +55,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (built("gru:0", 80), "must be one or more positive"),
         (built("transformer:8", 6), "width,blocks or width,blocks,heads; .* got 8"),
         (built("transformer:8,0", 6), "got 8,0"),
-        (built("transformer:10,1", 6), "multiple of twice the heads .4 unless given., got 10,1"),
+        (built("transformer:10,1", 6), "multiple of twice the heads .by default 4., got 10,1"),
         (lambda: build_model("mlp", 10, (6,), every=True), "'mlp' predicts one label; next-token requires .* gru or"),
         (lambda: classification(build_model("gru", 10, (80,)), (80,), 10), "reads tokens, so inputs must be integers"),
         (started(dense0_kernel=np.zeros((4, 6))), r"'dense0/kernel' is \(4, 6\) in them but \(4, 5\) in the model"),

@@ -221,7 +221,7 @@ def directions(moment: Array, candidates: Array, number: int) -> Directions:
 def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Array:
     """Add symmetric noise to a second moment: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
 
-    Formal guarantees: this is a Gaussian mechanism with noise multiplier z under add-or-remove-one of a user, if every
+    Formal guarantees: this is a Gaussian mechanism with noise multiplier z for adding or removing one user, if every
     V_u is clipped to the norm B, and the mean and the candidates are private or public. The reason is that |V V^T|_F =
     |V|^2 <= B^2, and that the norm of the entries on and above the diagonal is no larger.
     """

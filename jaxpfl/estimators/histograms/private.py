@@ -166,7 +166,7 @@ def cluster(
     """Run private Algorithm 2, or private IFCA if ``rate`` is below one; return the floored centers, [k, d].
 
     Formal guarantees: given the noisy ``first`` (and a private ``keep``, if tokens are dropped), the T rounds are T
-    adaptively composed Gaussian mechanisms with noise multiplier ``noise``, under add-or-remove-one of a user.
+    adaptively composed Gaussian mechanisms with noise multiplier ``noise``, if one user is added or removed.
 
     Args:
       key: random key of the initial centers and of the noise.
@@ -280,9 +280,9 @@ def standard_weights(mean: Array) -> Array:
 def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Scalar) -> Release:
     """Release of a round: noisy sums [k, d] over the users nearest to each center, and their totals as masses [k].
 
-    Formal guarantees: this is a Gaussian mechanism with noise multiplier ``noise`` under add-or-remove-one of a user,
-    if the weights are public or private. A user is in one cluster, and changes ``weights * sums`` by at most `REACH` in
-    L2 norm.
+    Formal guarantees: this is a Gaussian mechanism with noise multiplier ``noise`` for adding or removing one user, if
+    the weights are public or private. A user is in one cluster, and changes ``weights * sums`` by at most `REACH` in L2
+    norm.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
     sums = add_gaussian(key, exact * weights, noise * REACH, "standardized sums of a round") / weights

@@ -1,7 +1,7 @@
 """Execution of one group of a sweep: load its data, run it as one program with a row for each run, and score the runs.
 
-If memory does not suffice for all rows, they are run in chunks. The state of a chunk is saved regularly, so that an
-interrupted chunk can continue. If saving fails, the chunk continues without saved states.
+If not all rows fit into memory, they are run in chunks. The state of a chunk is saved regularly, so that an interrupted
+chunk can continue. If saving fails, the chunk continues without saved states.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def parse(text: str) -> Axis:
     Without ``:N``, the axis is a range from which values are drawn.
 
     Raises:
-      JaxpflError: if the string has another form, repeats a value, or has endpoints that the spacing does not allow.
+      JaxpflError: if the string has none of these forms, repeats a value, or has endpoints that the spacing does not
+        allow.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):
@@ -146,7 +147,7 @@ class Grid:
 
     Attributes:
       axes: axes with values or ranges; their names are distinct.
-      draws: number of points that are drawn jointly from all ranges; 0 if there are no ranges.
+      draws: number of points to draw, each with a value for every range; 0 if there are no ranges.
       seed: seed of the draws. They follow a scrambled Sobol sequence, so increasing ``draws`` keeps the earlier points.
     """
 
