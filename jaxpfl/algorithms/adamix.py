@@ -60,7 +60,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:
         if components > ctx.expected_cohort:
             raise JaxpflError(
-                f"adamix.components must be at most {ctx.expected_cohort:g}, the number of clients in a round, got "
+                f"adamix.components must be at most {ctx.expected_cohort:g} (the number of clients in a round), got "
                 f"{components}: otherwise every client's model would be a component of its own"
             )
         return algorithm.server.init(key, hp, ctx)

@@ -178,8 +178,8 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     def server_init(key: Key, hp: CFLHyper, ctx: ServerContext) -> State:
         if ctx.expected_cohort != ctx.num_clients:
             raise JaxpflError(
-                f"cfl compares the updates of all clients: the cohort must be {ctx.num_clients}, the number of "
-                f"clients, got {ctx.expected_cohort:g}"
+                f"cfl compares the updates of all clients: the cohort must be {ctx.num_clients} (the number of "
+                f"clients), got {ctx.expected_cohort:g}"
             )
         model = task.init(key)
         models = jax.tree.map(lambda a: jnp.broadcast_to(a, (max_clusters, *a.shape)), model)

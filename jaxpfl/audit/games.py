@@ -305,7 +305,7 @@ def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
     """
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:
-        raise JaxpflError(f"canaries must be between 2 and {m}, the number of clients, got {n}")
+        raise JaxpflError(f"canaries must be between 2 and {m} (the number of clients), got {n}")
     if runs < 1:
         raise JaxpflError(f"canary_runs must be at least 1, got {runs}")
     return n

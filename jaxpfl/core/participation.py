@@ -237,7 +237,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
       JaxpflError: if the cycle is outside 1 ... m, or the rate is outside (0, 1].
     """
     if not 1 <= cycle <= num_clients:
-        raise JaxpflError(f"cycle must be between 1 and {num_clients}, the number of clients, got {cycle}")
+        raise JaxpflError(f"cycle must be between 1 and {num_clients} (the number of clients), got {cycle}")
     checks.rate("the rate of cyclic participation", rate)
     expected, capacity = rate * num_clients / cycle, math.ceil(num_clients / cycle)
     rate = math.ceil(rate * 2**23) / 2**23

@@ -501,7 +501,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
     if not isinstance(graph, Graph):
         space, near, others = graph or "data", spec.neighbours or NEIGHBOURS, federation.num_clients - 1
         if spec.neighbours is not None and near > others:  # the default is allowed for any number of clients
-            raise JaxpflError(f"neighbours must be at most {others}, the number of other clients, got {near}")
+            raise JaxpflError(f"neighbours must be at most {others} (the number of other clients), got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
     if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
         raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} requires neighbors")

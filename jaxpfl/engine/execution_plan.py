@@ -201,10 +201,10 @@ def resolve(
     else:
         devices = int(plan.devices) // shards
         if devices % each:
-            raise JaxpflError(f"plan.devices must be a multiple of {each}, the number of processes, got {devices}")
+            raise JaxpflError(f"plan.devices must be a multiple of {each} (the number of processes), got {devices}")
         if devices > (available if each > 1 else min(available, cohort)):
             present = available <= cohort or each > 1
-            limit = f"{len(jax.devices())}, the devices present" if present else f"{cohort}, the clients of a round"
+            limit = f"{len(jax.devices())} (the devices present)" if present else f"{cohort} (the clients of a round)"
             limit = f"{limit}, times plan.model_shards = {shards}" if shards > 1 and not present else limit
             raise JaxpflError(f"plan.devices must be at most {limit}, got {devices * shards}")
         why_devices = "as given"
@@ -265,7 +265,7 @@ def _groups_of(plan: ExecutionPlan, shards: int) -> int:
             "its clients' whole models"
         )
     if shards > present:
-        raise JaxpflError(f"plan.model_shards must be at most {present}, the devices present, got {shards}")
+        raise JaxpflError(f"plan.model_shards must be at most {present} (the devices present), got {shards}")
     if plan.devices != "auto" and int(plan.devices) % shards:
         raise JaxpflError(f"plan.devices must be a multiple of plan.model_shards = {shards}, got {plan.devices}")
     return present // shards

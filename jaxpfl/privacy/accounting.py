@@ -74,7 +74,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     )
     if cycle is not None and bands > cycle:
         raise JaxpflError(
-            f"bands must be at most {cycle}, the number of rounds from one turn of a client to the next, got {bands}"
+            f"bands must be at most {cycle} (the number of rounds from one turn of a client to the next), got {bands}"
         )
     if isinstance(noise, DistributedNoise | PerStepNoise) and isinstance(sampling, Full | FixedSize):
         cohort = sampling.cohort

@@ -108,7 +108,7 @@ class CentralNoise:
             rest -= (2 * self.count_stddev) ** -2
             if rest <= 0:
                 raise JaxpflError(
-                    f"count_stddev must be above {multiplier / 2:g}, half the noise multiplier, got {self.count_stddev}"
+                    f"count_stddev must be above noise_multiplier / 2 = {multiplier / 2:g}, got {self.count_stddev}"
                 )
         return replace(self, noise_multiplier=math.sqrt(self.releases / rest))
 

@@ -69,9 +69,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
             for field in fields(self):
                 value = getattr(self, field.name)
                 if field.name not in _EXAMPLE_LEVEL and value != field.default:
-                    raise JaxpflError(
-                        f"privacy.{field.name} = {value} requires privacy.unit = user: leave it out with example"
-                    )
+                    raise JaxpflError(f"privacy.{field.name} = {value} requires privacy.unit = user, got example")
             for name in ("noise_multiplier", "clipping_norm"):
                 if np.ndim(getattr(self, name) or 0):
                     raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")

@@ -69,7 +69,7 @@ class MixtureSettings(Settings):
         """
         super().check()
         if self.components > self.clients:
-            raise JaxpflError(f"components must be <= {self.clients}, the number of clients, got {self.components}")
+            raise JaxpflError(f"components must be <= {self.clients} (the number of clients), got {self.components}")
         if self.epsilon is None:
             refuse_given(self, ("delta",), NOT_PRIVATE)
 
@@ -280,7 +280,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     sizes = sizes_of(path, samples)
     given.check()
     if given.components > len(sizes):
-        raise JaxpflError(f"{path}: components must be <= {len(sizes)}, the number of clients, got {given.components}")
+        raise JaxpflError(f"{path}: components must be <= {len(sizes)} (the number of clients), got {given.components}")
     own_clients.check_squares(path, clients.columns, samples)
     local = np.array([own.mean(axis=0) for own in samples])
     scatter = sum(((own - mean) ** 2).sum(axis=0) for own, mean in zip(samples, local, strict=True))

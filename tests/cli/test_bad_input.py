@@ -27,7 +27,7 @@ SWEEP = ("sweep", "adaped", *SMALL[:12], "--grid")
             "privacy.delta = 0.2 is not below 1 / clients = 0.166667",
         ),
         (["run", "local", "--output", "r", "--resume"], "nothing to resume in r: leave out --resume to start"),
-        (["run", "local", "--plan.devices", "4"], "plan.devices must be at most 2, the devices present, got 4"),
+        (["run", "local", "--plan.devices", "4"], "plan.devices must be at most 2 (the devices present), got 4"),
         (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
         (["run", "local", "--output", "/proc/none/run"], "cannot write to /proc/none/run"),
     ],

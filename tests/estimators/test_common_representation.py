@@ -122,5 +122,5 @@ def test_few_examples_and_a_client_that_arrives():
 @pytest.mark.parametrize("rank", [0, 6])
 def test_a_rank_that_cannot_be(rank):
     _, x, y, _ = clients(4, 3, 5, 2)
-    with pytest.raises(JaxpflError, match=f"rank must be from 1 to 5, the number of coefficients, got {rank}"):
+    with pytest.raises(JaxpflError, match=rf"rank must be from 1 to 5 \(the number of coefficients\), got {rank}"):
         common.start(sums(x, y), rank)

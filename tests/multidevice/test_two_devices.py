@@ -161,7 +161,7 @@ def test_a_trimmed_state_goes_on_with_other_devices(clients, apart):
 
 @pytest.mark.parametrize(
     ("devices", "cohort", "message"),
-    [(3, None, "at most 2, the devices present"), (2, 1, "at most 1, the clients of a round")],
+    [(3, None, r"at most 2 \(the devices present\)"), (2, 1, r"at most 1 \(the clients of a round\)")],
 )
 def test_devices_that_cannot_be(clients, devices, cohort, message):
     with pytest.raises(JaxpflError, match=message):

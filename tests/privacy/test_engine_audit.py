@@ -419,7 +419,7 @@ def test_adamix_is_audited_by_its_mixture():
 def test_refusals():
     with pytest.raises(JaxpflError, match="worlds must be at least 40, got 4"):
         games.check_worlds(4)
-    with pytest.raises(JaxpflError, match="canaries must be between 2 and 4, the number of clients, got 5"):
+    with pytest.raises(JaxpflError, match=r"canaries must be between 2 and 4 \(the number of clients\), got 5"):
         games.one_run(subject(), canaries=5, delta=1e-5)
     with pytest.raises(JaxpflError, match="local uploads nothing and so has no privacy claim to audit"):
         _ = subject(method="local").claim

@@ -353,7 +353,7 @@ def spec(method="mr-mtl", privacy=NOISE, **more):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantile": 0.5}, "privacy.quantile = 0.5 requires privacy.unit = user"),
+        ({"quantile": 0.5}, "privacy.quantile = 0.5 requires privacy.unit = user, got example"),
         ({"noise": "distributed"}, "privacy.noise = distributed requires privacy.unit = user"),
         ({"noise_multiplier": (1.0, 2.0)}, "noise_multiplier must be one number"),
         ({"unit": "exampel"}, "did you mean 'example'"),

@@ -245,7 +245,7 @@ def test_real_elections():
         (BernoulliSettings(prior="beta:1,-2"), "ALPHA and BETA must be > 0"),
         (BernoulliSettings(prior="truncnorm:2,1"), "MEAN must be within"),
         (BernoulliSettings(prior="spike"), "did you mean 'spikes'"),
-        (MixtureSettings(components=2000), "components must be <= 1000, the number of clients, got 2000"),
+        (MixtureSettings(components=2000), "components must be <= 1000 (the number of clients), got 2000"),
         (HistogramSettings(epsilon=(), delta=1e-6), "delta requires epsilon"),
         (HistogramSettings(data="irc", users=9), "users applies to synthetic users only: leave out users = 9"),
         (HistogramSettings(train_share=0.3), "train_share applies to real users only: leave out train_share = 0.3"),

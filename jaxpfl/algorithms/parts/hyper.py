@@ -100,8 +100,8 @@ def check(method: str, hp: Any) -> None:
         held = jnp.finfo(jnp.result_type(float))
         if not ((value == 0) | (abs(value) >= float(held.tiny)) & (abs(value) <= float(held.max))).all():
             raise JaxpflError(
-                f"{method}.{field.name} must be 0 or have a magnitude from {held.tiny:.2g} to {held.max:.2g}, the "
-                f"range of {held.dtype}, got {value}"
+                f"{method}.{field.name} must be 0 or have a magnitude from {held.tiny:.2g} to {held.max:.2g} (the "
+                f"range of {held.dtype}), got {value}"
             )
 
 

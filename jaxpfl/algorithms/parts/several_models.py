@@ -46,7 +46,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model, {method} is the same as fedavg")
     if k > work.num_clients:
-        raise JaxpflError(f"{method}.{option} must be <= {work.num_clients}, the number of clients, got {k}")
+        raise JaxpflError(f"{method}.{option} must be <= {work.num_clients} (the number of clients), got {k}")
     start = jax.make_jaxpr(task.init)(jax.random.key(0)).jaxpr
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
     if not by_key:

@@ -40,7 +40,7 @@ def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, 
       JaxpflError: if there are fewer than k classes, or more than m k.
     """
     if k > len(classes):
-        raise JaxpflError(f"{what} per client must be from 1 to {len(classes)}, the number of {what}, got {k}")
+        raise JaxpflError(f"{what} per client must be from 1 to {len(classes)} (the number of {what}), got {k}")
     if m * k < len(classes):
         raise JaxpflError(
             f"{m} clients with {k} {what} each cannot hold all {len(classes)} {what}: "
@@ -281,7 +281,7 @@ def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) ->
     most = min(m, math.factorial(num_classes))
     if not 1 <= k <= most:
         limit = "clients" if most == m else f"permutations of {num_classes} classes"
-        raise JaxpflError(f"clusters must be from 1 to {most}, the number of {limit}, got {k}")
+        raise JaxpflError(f"clusters must be from 1 to {most} (the number of {limit}), got {k}")
     member = rng.permutation(np.arange(m) % k)
     permutations: dict[tuple[int, ...], None] = {}  # a set that keeps the order of the draws
     while len(permutations) < k:
@@ -306,7 +306,7 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
       JaxpflError: if g or m * g exceeds the number of users.
     """
     if len(users) < g:
-        raise JaxpflError(f"users per client must be at most {len(users)}, the number of users, got {g}")
+        raise JaxpflError(f"users per client must be at most {len(users)} (the number of users), got {g}")
     m = len(users) // g if m is None else m
     if m * g > len(users):
         raise JaxpflError(

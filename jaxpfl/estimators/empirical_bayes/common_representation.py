@@ -62,7 +62,7 @@ def start(messages: Message, rank: int) -> Representation:
     """
     d = messages.cross.shape[-1]
     if not 1 <= rank <= d:
-        raise JaxpflError(f"rank must be from 1 to {d}, the number of coefficients, got {rank}")
+        raise JaxpflError(f"rank must be from 1 to {d} (the number of coefficients), got {rank}")
     _, vectors = jnp.linalg.eigh(messages.cross.T @ messages.cross)
     basis = vectors[:, ::-1][:, :rank]
     half = messages.square.sum() / messages.size.sum() / 2

@@ -186,7 +186,7 @@ def level_within(value: Scalar, kind: Any = None) -> None:
     most = 1 - 32 * float(np.finfo(kind).eps)
     for one in np.ravel(np.asarray(value)):
         if one > most:
-            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g}, the largest allowed in {kind}, got {one}")
+            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g} (the largest allowed in {kind}), got {one}")
 
 
 @jax.tree_util.register_static
