@@ -190,7 +190,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
 
 
 def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
-    """Size of the vocabulary that inputs and labels of the task next-token share."""
+    """Size of the vocabulary that inputs and labels of next-token prediction share."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(

@@ -83,7 +83,7 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
       name: registered name; for some models, numbers can follow.
       num_classes: number of classes K.
       input_shape: shape of one example.
-      every: whether to predict at each position of a sequence, for the task next-token.
+      every: whether to predict at each position of a sequence, for next-token prediction.
 
     Raises:
       JaxpflError: if the name is unknown, if the model does not accept these numbers or this input shape, or if

@@ -11,7 +11,7 @@ detected from the first example:
 - "sequences": sequences of tokens (Reddit) are converted as described in `windows`.
 
 For classification, each example has one label; in LEAF's Shakespeare, the label is the token that follows a window of
-context. For the task next-token, an example has a label at each position, and -1 means no label.
+context. For next-token prediction, an example has a label at each position, and -1 means no label.
 
 Only ``train`` and ``test`` are read, not Reddit's ``val``: use ``validation_share`` to hold examples out.
 ``num_samples`` is not read, because it is wrong in LEAF's own Shakespeare test files (``split_data.py`` counts the 79
@@ -110,7 +110,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     Args:
       name: one of `LEAF_SETS`, whose kind of inputs is known, or another name, for which all three kinds are allowed.
       folder: folder of the files, as described in the module's docstring.
-      every: whether to label each position of text and sequences (for the task next-token), and not only the end of
+      every: whether to label each position of text and sequences (for next-token prediction), and not only the end of
         each window.
       tokens: whether to treat integer inputs as tokens.
 
