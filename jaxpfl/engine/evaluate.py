@@ -403,8 +403,8 @@ def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metric
 def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
     """Weight of each client in means over all examples, [m].
 
-    The weight is the client's number of examples. For next-token prediction, it is the number of labeled tokens, because
-    the scores of this task are means over tokens.
+    The weight is the client's number of examples. For next-token prediction, it is the number of labeled tokens,
+    because the scores of this task are means over tokens.
     """
     return labelled_tokens(data) if kind == NEXT_TOKEN else np.asarray(data.size, np.int64)
 

@@ -175,8 +175,8 @@ def orthonormal(rows: Array) -> Array:
     If a row depends linearly on earlier rows, up to rounding error, the basis has a row of zeros instead. For example,
     the last of N rows that sum to zero depends on the other rows.
 
-    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided, because its calls
-    in concurrent runs can deadlock on a CPU with two cores.
+    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided, because its calls in concurrent
+    runs can deadlock on a CPU with two cores.
     """
     least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
