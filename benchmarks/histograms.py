@@ -89,15 +89,16 @@ def work(settings: dict[str, Any]) -> Contender:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxpfl.data.sources import token_counts
     from jaxpfl.estimators.histograms import base as histogram
     from jaxpfl.estimators.histograms import clusters as histogram_clusters
     from jaxpfl.estimators.histograms import private as histogram_private
 
+    from .studies.histogram import simulated_users
+
     n, d, k, steps = (settings[name] for name in ("users", "tokens", "clusters", "steps"))
     rng = np.random.default_rng(0)
-    population = token_counts.zipf_mixture(rng, d, k, ALPHA)
-    drawn = token_counts.draw_users(rng, population, np.full(min(n, DRAWN), SAMPLES)).counts
+    population = simulated_users.zipf_mixture(rng, d, k, ALPHA)
+    drawn = simulated_users.draw_users(rng, population, np.full(min(n, DRAWN), SAMPLES)).counts
     counts = drawn.select_users(np.arange(n) % DRAWN if n > DRAWN else np.arange(n))
     users = histogram.from_sparse(counts.indptr, counts.indices, counts.counts, d)
     start = jnp.asarray(population.centers, jnp.float32)

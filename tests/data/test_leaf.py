@@ -13,6 +13,7 @@ from data_files import real
 from scipy.io import savemat
 
 from jaxpfl.benchmarks.studies.elections import load_elections
+from jaxpfl.benchmarks.studies.histogram import simulated_users
 from jaxpfl.data import available, federate, federate_unseen, load, seen
 from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.leaf import ALL_LETTERS, PAD
@@ -342,8 +343,8 @@ def test_the_most_frequent_tokens_and_the_users_that_have_enough(tmp_path: Path)
 
 def test_a_split_divides_users_and_tokens():
     rng = np.random.default_rng(0)
-    population = token_counts.zipf_mixture(rng, 40, 2, 30.0)
-    counts = token_counts.draw_users(rng, population, rng.integers(2, 60, 50)).counts
+    population = simulated_users.zipf_mixture(rng, 40, 2, 30.0)
+    counts = simulated_users.draw_users(rng, population, rng.integers(2, 60, 50)).counts
     made = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, seed=3)
     names = [set(part.own.users.tolist()) for part in made]
     assert [len(part) for part in names] == [35, 10, 5]
@@ -417,12 +418,12 @@ def test_the_real_irc_users():
 def test_synthetic_users_follow_their_mixture():
     """Means and variances of Q_u within 5 standard errors of the Dirichlet's, 2000 users of one cluster."""
     rng = np.random.default_rng(1)
-    population = token_counts.zipf_mixture(rng, 8, 1, 20.0)
-    drawn = token_counts.draw_users(rng, population, np.full(2000, 50))
+    population = simulated_users.zipf_mixture(rng, 8, 1, 20.0)
+    drawn = simulated_users.draw_users(rng, population, np.full(2000, 50))
     p, n = population.centers[0], 2000
     variance = p * (1 - p) / 21
     assert (np.abs(drawn.histograms.mean(axis=0) - p) < 5 * np.sqrt(variance / n)).all()
     np.testing.assert_allclose(drawn.histograms.var(axis=0), variance, rtol=0.25)
     np.testing.assert_array_equal(drawn.counts.sizes, 50)
     with pytest.raises(JaxpflError, match="alpha must be > 0"):
-        token_counts.zipf_mixture(rng, 8, 1, 0.0)
+        simulated_users.zipf_mixture(rng, 8, 1, 0.0)

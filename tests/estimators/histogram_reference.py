@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaln
 
-from jaxpfl.data.sources import token_counts
+from jaxpfl.benchmarks.studies.histogram import simulated_users
 from jaxpfl.estimators.histograms import base as histogram
 
 FLOOR = 1e-5
@@ -14,8 +14,8 @@ FLOOR = 1e-5
 def small(seed: int = 0, n: int = 60, d: int = 30, k: int = 3, m: int = 40, alpha: float = 60.0):
     """Counts [n, d], true histograms [n, d], clusters [n] and the population."""
     rng = np.random.default_rng(seed)
-    population = token_counts.zipf_mixture(rng, d, k, alpha)
-    drawn = token_counts.draw_users(rng, population, rng.integers(m // 2, 2 * m, n))
+    population = simulated_users.zipf_mixture(rng, d, k, alpha)
+    drawn = simulated_users.draw_users(rng, population, rng.integers(m // 2, 2 * m, n))
     counts = np.zeros((n, d), int)
     counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
     return counts, drawn.histograms.astype(float), drawn.clusters, population

@@ -136,11 +136,11 @@ def test_best_lambda_is_near_the_bayes_weight():
 
 
 def _equal_sizes():
-    from jaxpfl.data.sources import token_counts
+    from jaxpfl.benchmarks.studies.histogram import simulated_users
 
     rng = np.random.default_rng(4)
-    population = token_counts.zipf_mixture(rng, 50, 2, 50.0)
-    drawn = token_counts.draw_users(rng, population, np.full(600, 100))
+    population = simulated_users.zipf_mixture(rng, 50, 2, 50.0)
+    drawn = simulated_users.draw_users(rng, population, np.full(600, 100))
     counts = np.zeros((600, 50), int)
     counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
     return counts, drawn.histograms, drawn.clusters, population

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.data.sources import token_counts
+from jaxpfl.benchmarks.studies.histogram import simulated_users
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
@@ -41,8 +41,8 @@ PRIVATE = {
 def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     """The loss in each run, [RUNS], of every row."""
     rng = np.random.default_rng(0)
-    population = token_counts.zipf_mixture(rng, 1000, K, 200.0)
-    drawn = token_counts.draw_users(rng, population, np.full(users, 500))
+    population = simulated_users.zipf_mixture(rng, 1000, K, 200.0)
+    drawn = simulated_users.draw_users(rng, population, np.full(users, 500))
     counts = drawn.counts
     own = histogram.from_sparse(counts.indptr, counts.indices, counts.counts, 1000)
     truth = histogram.arrange(drawn.histograms, own)

@@ -20,7 +20,7 @@ from jaxpfl.core import checks
 from jaxpfl.core.randomness import named, numbered
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.data.sources import token_counts
-from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts, shares_of
+from jaxpfl.data.sources.token_counts import TokenCounts, shares_of
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
@@ -33,6 +33,9 @@ from jaxpfl.estimators.histograms.tuning import Personal, finetuned, fixed, loca
 from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, within
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
+
+from . import simulated_users
+from .simulated_users import DirichletMixture
 
 _FEW = 20
 """Smallest number of users; with fewer, the required tokens per user are lowered to the first sufficient value in
@@ -266,9 +269,9 @@ def _synthetic(given: HistogramSettings) -> Prepared:
         "use fewer users or tokens",
     )
     rng = np.random.default_rng(given.seed)
-    population = token_counts.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
+    population = simulated_users.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
     sizes = given.samples * np.exp(given.samples_spread * rng.standard_normal(given.users))
-    drawn = token_counts.draw_users(rng, population, np.maximum(1, np.rint(sizes)).astype(np.int64))
+    drawn = simulated_users.draw_users(rng, population, np.maximum(1, np.rint(sizes)).astype(np.int64))
     places = token_counts.groups(rng, given.users, given.validation, given.unseen)
 
     def group(part: np.ndarray) -> Group:

@@ -1,10 +1,4 @@
-r"""Users' token counts in compressed sparse rows, and functions that split them, simulate users, and read files.
-
-The token distribution :math:`Q_u` of each simulated user u is drawn from a mixture of Dirichlet distributions with
-weights w, means :math:`P_c` and concentration alpha; the user then has :math:`m_u` tokens (Setlur et al. 2023, section
-2.1):
-
-.. math:: c_u \sim w, \quad Q_u \sim Dir(\alpha P_{c_u}), \quad counts_u \sim Multinomial(m_u, Q_u)
+"""Users' token counts in compressed sparse rows, and functions that split them and read files.
 
 The readers support CSV files with ``user,token,count``, an archive of IRC users, and LEAF's Reddit.
 """
@@ -17,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.core import checks
 from jaxpfl.data.sources import csv_text, leaf
 from jaxpfl.data.sources.base import data_directory, one_line, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
@@ -174,59 +167,6 @@ def split(
     own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
     divided = counts.divided(rng, own)
     return HistogramSplit(*(Part(*(tokens.select_users(part) for tokens in divided)) for part in parts))
-
-
-class DirichletMixture(NamedTuple):
-    """A mixture of Dirichlet distributions with centers P [k, d], shares w [k], and concentration alpha."""
-
-    centers: np.ndarray
-    shares: np.ndarray
-    alpha: float
-
-
-class Drawn(NamedTuple):
-    """Users drawn from a `DirichletMixture`: their counts, true histograms [n, d] float32, and true clusters [n]."""
-
-    counts: TokenCounts
-    histograms: np.ndarray
-    clusters: np.ndarray
-
-
-def zipf_mixture(
-    rng: np.random.Generator, tokens: int, clusters: int, alpha: float, spread: float = 1.0
-) -> DirichletMixture:
-    """Return a mixture with equal shares, whose centers ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
-
-    The centers follow Zipf's law, multiplied by log-normal noise that is independent for each cluster and token.
-
-    Raises:
-      JaxpflError: if alpha is not positive, the spread is negative, or either is not finite.
-    """
-    checks.positive("alpha", alpha)
-    checks.not_negative("spread", spread)
-    centers = np.exp(spread * rng.standard_normal((clusters, tokens))) / np.arange(1, tokens + 1)
-    return DirichletMixture(centers / centers.sum(axis=1, keepdims=True), np.full(clusters, 1 / clusters), alpha)
-
-
-def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np.ndarray) -> Drawn:
-    """Draw users with m_u = ``sizes[u]`` tokens each."""
-    n, d = len(sizes), population.centers.shape[1]
-    clusters = rng.choice(len(population.shares), size=n, p=population.shares)
-    truth = np.empty((n, d), np.float32)
-    rows, indices, counts = [], [], []
-    for low in range(0, n, 1000):  # in blocks of users, to limit memory: each user needs a gamma draw for every token
-        part = slice(low, low + 1000)
-        gammas = rng.standard_gamma(population.alpha * population.centers[clusters[part]])
-        q = gammas / gammas.sum(axis=1, keepdims=True)
-        found = rng.multinomial(sizes[part], q)
-        u, x = np.nonzero(found)
-        truth[part] = q
-        rows.append(u + low)
-        indices.append(x)
-        counts.append(found[u, x])
-    users, words = np.arange(n), np.arange(d).astype(str)
-    made = build(np.concatenate(rows), np.concatenate(indices), np.concatenate(counts), users, words)
-    return Drawn(made, truth, clusters)
 
 
 HEADER = ["user", "token", "count"]
