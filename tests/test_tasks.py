@@ -304,12 +304,6 @@ def shifted_by_one(logits, y):
     return nats(logits[:, :-1], y[:, 1:])
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def bigram(scale=1.0):
     """Logits of a token are a row of a table."""
     return Model(
@@ -323,7 +317,7 @@ def task():
 
 
 @pytest.mark.slow
-def test_loss_distance_and_mixture_are_those_of_numpy(float64):
+def test_loss_distance_and_mixture_are_those_of_numpy(x64):
     rng = np.random.default_rng(3)
     logits, others = rng.normal(size=(2, 6, T, V))
     _, y = sequences(6, 4)
@@ -346,7 +340,7 @@ def test_loss_distance_and_mixture_are_those_of_numpy(float64):
     np.testing.assert_allclose(mixed, np.log(0.3 * p + 0.7 * q), rtol=1e-10)
 
 
-def test_a_round_and_its_scores_are_those_of_numpy(float64):
+def test_a_round_and_its_scores_are_those_of_numpy(x64):
     """One step of FedAvg on all examples: each token of the federation weighs the same, however long its sequence."""
     data, rate = federation(), 0.7
     given = {"model": bigram(), "task": "next-token", "lr": rate, "seeds": 1, "hyper": {"weight_decay": 0.0}}

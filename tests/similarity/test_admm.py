@@ -18,10 +18,7 @@ PAIRS = [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (4, 5), (3, 5)]  # node 6 has n
 GRAPH = graphs.from_edges(PAIRS, N)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def data(seed: int = 0) -> np.ndarray:
