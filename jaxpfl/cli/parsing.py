@@ -274,7 +274,8 @@ def _check(flag: Flag, text: str) -> None:
         raise JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{suggested}")
     most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
     if flag.kind is int and not -most <= value <= most:
-        raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
+        limit = f"at most {most}" if value > 0 else f"at least {-most}"
+        raise JaxpflError(f"{flag.name} must be {limit}, got {_short(text)}")
     try:
         trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
     except OSError as error:

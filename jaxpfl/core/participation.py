@@ -292,14 +292,14 @@ def of(
     if kind == "poisson":
         return poisson(num_clients, cohort / num_clients, cap)
     if cap is not None:
-        raise JaxpflError(f"a cap requires Poisson cohorts: {kind} cohorts have a fixed size")
+        raise JaxpflError(f"cap = {cap} requires participation = poisson, got {kind}")
     if kind == "cyclic":
         if cycle is None:
             return cyclic(num_clients, math.ceil(num_clients / cohort))
         if cohort * cycle > num_clients:
             raise JaxpflError(
                 f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: "
-                "with more, a round's block of clients would be smaller than the cohort"
+                "with a longer cycle, a round's block would have fewer clients than the cohort"
             )
         return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:

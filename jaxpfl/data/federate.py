@@ -29,7 +29,7 @@ themselves."""
 
 
 class SplitPurpose(IntEnum):
-    """Purpose of a random stream on the host. The numbers determine the splits, so they must never change."""
+    """Purpose of a random stream on the host. The values seed the streams, so they must never change."""
 
     PARTITION = 0
     TEST = 1
@@ -136,7 +136,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         )
     if source.persons is not None and given.partition != "natural":
         raise JaxpflError(
-            f"partition = {given.partition} would divide a person's rows among clients: set client, or leave out person"
+            f"partition = {given.partition} would divide a person's rows among clients: use partition = natural with "
+            "client, the column that names the client of each row, or leave out person"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)

@@ -341,7 +341,7 @@ class Unfinished:
             done = int(state.round[0])
             before = sum(stop <= done for stop in stops)
             if len(found["read"]) < before:
-                raise JaxpflError(f"{self._folder} lacks the results before round {done}")
+                raise JaxpflError(f"{self._folder} lacks results of evaluations up to round {done}")
         except JaxpflError as error:
             warn(f"{error}: its runs start again from round 0")
             self.remove()

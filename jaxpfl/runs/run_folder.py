@@ -251,7 +251,7 @@ def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
     for path in {own_code.split(reference)[0] for reference in named if own_code.is_reference(reference)}:
         for name, text in own_code.load_file(path).texts.items():
             if found.setdefault(name, text) != text:
-                raise JaxpflError(f"two different files are named {name}, but results can keep only one: rename one")
+                raise JaxpflError(f"two different files are named {name}, but a folder can store only one: rename one")
     return found
 
 

@@ -233,7 +233,8 @@ def _bind_address(address: str, timeout: int) -> str:
     """Return a numeric address at which process 0 can listen; JAX would crash if it could not listen there.
 
     Raises:
-      JaxpflError: if the host is unknown, the port is in use, or the address does not belong to this host.
+      JaxpflError: if the host is unknown, or if process 0 cannot listen there, for example because the port is in use
+        or the address does not belong to this host.
     """
     bind = os.environ.get(_BIND_VARIABLE, address)
     why, until = "", time.monotonic() + timeout
@@ -248,10 +249,12 @@ def _bind_address(address: str, timeout: int) -> str:
                 tried.bind(place)
             return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
         except OSError as error:
-            used = error.errno == errno.EADDRINUSE
-            why = f"the port of {bind} is in use on this host" if used else f"{bind} is not an address of this host"
-    hint = "" if "in use" in why else f", where process 0 listens: name one, or set {_BIND_VARIABLE}"
-    raise JaxpflError(f"cannot join the processes of the run: {why}{hint}")
+            why = f"process 0 cannot listen on {bind} ({error.strerror}): use another address or port"
+            if error.errno == errno.EADDRINUSE:
+                why = f"the port of {bind} is in use on this host: use another port"
+            elif error.errno == errno.EADDRNOTAVAIL:
+                why = f"{bind} is not an address of this host: use one of its addresses, or set {_BIND_VARIABLE}"
+    raise JaxpflError(f"cannot join the processes of the run: {why}")
 
 
 def _places(address: str) -> list[tuple[int, Any]]:

@@ -166,7 +166,7 @@ def inside(folder: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError):  # the name has a zero byte, or links form a cycle
         leads_out = True
     if leads_out or ".." in parts:
-        raise JaxpflError(f"{folder} names a file that is not in it: {shown(name)}")
+        raise JaxpflError(f"{folder} refers to a file outside the folder: {shown(name)}")
     return path
 
 

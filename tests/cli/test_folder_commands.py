@@ -110,7 +110,7 @@ def test_a_name_is_no_markup(copied, capsys):
     (folder / "summary.json").write_text(json.dumps(told | {"plots": ["../../secret.png"]}))
     refused = jaxpfl(capsys, "report", folder)
     assert refused.status == 2
-    assert "names a file that is not in it" in refused.err
+    assert "refers to a file outside the folder" in refused.err
 
 
 def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):

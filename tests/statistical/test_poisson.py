@@ -66,7 +66,7 @@ def test_a_cap_takes_a_uniform_part_of_those_drawn():
         ((10, 11), "between 1 and the number of clients"),
         ((10, 5, "binomial"), "unknown participation"),
         ((10, 5, "full"), "cohort of all 10"),
-        ((10, 5, "uniform", 7), "a cap requires Poisson"),
+        ((10, 5, "uniform", 7), "cap = 7 requires participation = poisson"),
         ((10, 5, "poisson", 11), "between 1 and 10"),
         ((10, 5, "poisson", 0), "between 1 and 10"),
     ],

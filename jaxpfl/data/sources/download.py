@@ -62,7 +62,7 @@ def fetch(name: str, data_dir: str | None = None) -> Path:
         says where to put it), or if its checksum is wrong.
     """
     if name not in REMOTE:
-        raise unknown_name("data set to fetch", name, REMOTE)
+        raise unknown_name("downloadable data set", name, REMOTE)
     folder = data_directory(data_dir) / name
     if folder.exists():
         raise JaxpflError(f"{folder} exists already: delete it to fetch {name} again")

@@ -583,7 +583,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     if m <= 3:
         raise JaxpflError(f"the James-Stein estimator requires at least 4 clients, got {m}")
     if np.ndim(s) != 0:
-        raise JaxpflError(f"the James-Stein estimator requires a single s, got shape {np.shape(s)}: use ebnm")
+        raise JaxpflError(f"the James-Stein estimator requires one number s, got shape {np.shape(s)}: use ebnm")
     center = own.mean()
     spread = (((own - center) / errors) ** 2).sum()
     weight = jnp.maximum(0, 1 - (m - 3) / jnp.where(spread > 0, spread, 1)) * (spread > 0)
