@@ -17,13 +17,13 @@ The cluster is split only if this largest cosine, :math:`\alpha_\text{cross}`, s
 model of each new cluster is theta_c plus the mean update of the new cluster's clients.
 
 The minimum is found exactly by single linkage: the weakest edge is removed from a maximum spanning tree of the cosines.
-Clusters are split until there are ``max_clusters`` clusters, and are never merged. A cluster is not split in a round in
-which one of its clients dropped out or diverged.
+There are at most ``max_clusters`` clusters, and clusters are never merged. A cluster is not split in a round in which
+one of its clients dropped out or diverged.
 
 The method performs poorly if the two thresholds do not fit the lengths of the updates, which grow with the learning
 rate, the number of steps and the size of the model. The metrics ``mean_update`` and ``largest_update`` show these
-lengths. If eps1 (:math:`\varepsilon_1`) is too large, clusters are split permanently because of noise, and each new
-cluster learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores
+lengths. If eps1 (:math:`\varepsilon_1`) is too large, noise causes splits, which cannot be undone, and each new cluster
+learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores
 the updates of all clients, and computes the cosine of every pair.
 
 The defaults of the thresholds are from the authors' code, which also differs in other respects: it splits only clusters

@@ -40,7 +40,7 @@ def map_kd(
     model is the client's own theta_i. The global model is mu.
 
     Args:
-      task, work: arguments of `map_personalization`.
+      task, work: task and local work, as in `map_personalization`.
       distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for KL(q || p),
         square for |p - q|^2.
       exact: whether to use the density's exact normalizer instead of the paper's log(2 psi) / 2; only for kd.

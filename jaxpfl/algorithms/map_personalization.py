@@ -103,7 +103,7 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
     The personalized model is the client's own theta_i. The global model is mu.
 
     Args:
-      task, work: arguments of `map_personalization`, which raises the same errors.
+      task, work: task and local work, as in `map_personalization`, which raises the same errors.
       estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
         uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
@@ -121,7 +121,7 @@ def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scal
     The personalized model is the client's own theta_i. The global model is mu.
 
     Args:
-      task, work: arguments of `map_personalization`, which raises the same errors.
+      task, work: task and local work, as in `map_personalization`, which raises the same errors.
       estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
         uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".

@@ -118,7 +118,7 @@ def persfl(
       imitations: values of lambda in the grid.
       teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
         paper's ablation).
-      stored: number of earlier global models that the server keeps for new clients; 0 for none.
+      stored: maximum number of earlier global models that the server keeps for new clients, at least 2; 0 to keep none.
       teacher_first: whether to use KL(teacher || student); otherwise KL(student || teacher).
 
     Raises:
@@ -153,13 +153,13 @@ def persfl_gd(
     Reference: Divi et al. 2021, Table 6.
 
     Args:
-      task, work: arguments of `persfl`.
+      task, work: task and local work, as in `persfl`.
       distill_steps: number of steps in stage 2.
       temperatures: values of T in the grid.
       imitations: values of lambda in the grid.
       teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
         paper's ablation).
-      stored: number of earlier global models that the server keeps for new clients; 0 for none.
+      stored: maximum number of earlier global models that the server keeps for new clients, at least 2; 0 to keep none.
     """
 
     divergence = distillation.divergence_of(task)

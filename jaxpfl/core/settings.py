@@ -173,7 +173,7 @@ def _class_bodies(module: ModuleType | None) -> dict[str, list[ast.stmt]]:
 
 
 def restated(settings: type, name: str, default: Any, unless_given: str = "") -> Any:
-    """Declare a setting of another dataclass again, with the same name but another default.
+    """Redeclare a setting of another dataclass, with the same name but a different default.
 
     Args:
       settings: dataclass that declares the setting.

@@ -172,13 +172,13 @@ class ClientData:
 
         Raises:
           JaxpflError: if an example is not in the store, for example because a user sliced the arrays instead of
-            selecting clients by `Federation.rows`.
+            selecting clients with `Federation.rows`.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
         if start.shape != size.shape or len(wrong):
             raise JaxpflError(
-                f"a client's examples lie outside the store of {stored}: select clients by federation.rows, not by "
+                f"a client's examples lie outside the store of {stored}: select clients with federation.rows, not by "
                 "slicing its arrays"
             )
 

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     Attributes:
       state: the client's next state.
       summed: tree that is summed over the cohort.
-      kept: outputs that are stored for each client.
+      kept: outputs that are kept separately for each slot of the cohort, not summed.
     """
 
     state: PyTree

@@ -241,7 +241,7 @@ class Fit(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Name of the task's main metric, such as accuracy or rmse. Lower values are better if `Task.lower`."""
+        """Name of the task's main metric, such as accuracy or rmse. Lower values are better if `Task.lower` is true."""
         return "accuracy" if self.task is None else self.task.headline
 
     @property

@@ -127,14 +127,14 @@ def nobody(number: int, clients: int, shared: PyTree) -> InFlight:
 def dispatched(
     before: InFlight, key: Key, ids: Array, round: Array, shared: PyTree, seconds: Callable[[Array], Array]
 ) -> InFlight:
-    """Fill every empty slot with a client that begins its work.
+    """Fill every empty slot with a client that starts its work in this round.
 
     Args:
-      before: clients at work, in some of the slots.
+      before: slots before the round, of which some may be empty.
       key: key for the draw of the clients.
       ids: all clients' ids, [m].
-      round: number of the round that begins.
-      shared: message to the clients that begin.
+      round: number of this round.
+      shared: message sent to the clients that start in this round.
       seconds: function ``rows [M] -> seconds [M]`` that returns the time that each client needs.
     """
     clients, empty = ids.shape[0], before.rows == ids.shape[0]
@@ -155,7 +155,7 @@ def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arriv
     """Let the next K uploads arrive; return the clients still at work, and the arrivals.
 
     Args:
-      before: clients at work, in all slots.
+      before: slots before the uploads arrive, none of them empty.
       cohort: number K of uploads that arrive.
       clients: number m of clients.
     """

@@ -1,4 +1,4 @@
-"""Compiled programs of a simulation. At its first call, a program is compiled and its memory is checked."""
+"""Compiled programs of a simulation. A program is compiled on its first call, and its memory use is then checked."""
 
 from __future__ import annotations
 

@@ -276,9 +276,9 @@ def take_part(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree, Array | None],
 ) -> Outcome:
-    """One client's round in the cohort.
+    """Run one round for a client of the cohort.
 
-    ``Outcome.summed`` is a tuple: the packed upload, 1 if the upload arrived and otherwise 0, the `_Done`, and the
+    ``Outcome.summed`` is a tuple: the packed upload, 1 if the upload arrived and otherwise 0, a `_Done`, and a
     `_Tally`. For a method whose server needs individual uploads, the first two are in ``Outcome.kept`` instead.
 
     In asynchronous rounds, the last item of ``shared`` is an `InFlight` instead of a message, and the last item of

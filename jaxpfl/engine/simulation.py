@@ -505,7 +505,7 @@ class Simulation:
 
     @property
     def explained(self) -> list[tuple[str, str, str]]:
-        """Choices of the plan for a round (`execution_plan.explain`). The round is traced."""
+        """Choices of the plan for a round (`execution_plan.explain`). Reading this may trace the round."""
         execution = self.execution
         if execution.linear is not None and execution.linear[0] != "plain":
             advance = self._programs.function("advance", execution.block)
@@ -516,7 +516,7 @@ class Simulation:
         return explain(execution)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes for the data, the clients' states, and a round's working memory. The round is compiled."""
+        """Bytes for the data, the clients' states, and a round's working memory. A call compiles the round."""
         working = program_bytes(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations

@@ -189,11 +189,12 @@ def _plane_sizes(size: int, k: int) -> tuple[int, int]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _window_patches(x: Array, k: int) -> Array:
-    """Patches of (k+1) x (k+1) of x [C, H, W, N] with stride 2, [(k+1)^2 C, h w N]; rows are ordered (i, j, c).
+    """Extract all (k+1) x (k+1) patches of x [C, H, W, N] with stride 2, on an h x w grid, as [(k+1)^2 C, h w N].
 
-    Even and odd rows and columns are first separated into planes, so that each shift is a contiguous slice of one
-    plane. The backward pass adds whole slices, and interleaves the planes once; strided slices would need interleaving
-    for every slice.
+    Rows are ordered (i, j, c), where (i, j) is a position in a patch. Even and odd rows and columns of x are first
+    separated into planes, so that the entries of all patches at one position are a contiguous slice of one plane. The
+    backward pass adds whole slices, and interleaves the planes once; strided slices would need interleaving for every
+    slice.
     """
     return _gather_windows(x, k)
 

@@ -1,9 +1,10 @@
-"""Metrics beyond accuracy, which score individual examples, or all predictions of a client together.
+"""Metrics, such as accuracy, of individual examples or of all predictions for a client together.
 
 A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client's score is the mean over its examples.
-A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n] of
-the real examples (padding has zeros). A score is NaN if it is not defined, such as the AUC of a client with a single
-class; means over clients omit these clients. Predictions that are not finite get the worst score.
+A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``. The mask ``valid`` [n] is true
+for real examples; padded predictions and labels must be ignored. A `Pooled` metric is a ratio of two sums over a
+client's examples. A score is NaN if it is not defined, such as the AUC of a client with a single class; means over
+clients omit these clients. Predictions that are not finite get the worst score.
 """
 
 from __future__ import annotations

@@ -137,9 +137,10 @@ class DataConfig(Split, _Source):
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings, DataConfig):
-    """Settings of one experiment as text. As in `DataConfig`, the data set's preset replaces None in some fields.
+    """Settings of one experiment, as a config file stores them.
 
-    `spec_for` converts the config to a `RunSpec` for each method.
+    As in `DataConfig`, the data set's preset replaces None in some fields. `spec_for` converts the config to a
+    `RunSpec` for each method.
     """
 
     model: Any = restated(Settings, "model", None, _BY_DATA_SET)

@@ -18,17 +18,17 @@ def dirichlet_per_client(
 ) -> list[Indices]:
     """Draw each client's class proportions from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
 
-    Clients take turns in random order. In each turn, a client draws one example without replacement: first a class by
-    the client's proportions among the remaining classes, and then an example of that class. All examples are used and
-    sizes differ by at most 1, so in the last turns only the remaining classes can be drawn. The realized proportions
-    are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write Dir(alpha' p) with
-    a prior p; for a uniform p, their alpha' is C times this alpha.)
+    Clients take turns in random order. In each turn, a client draws one example without replacement: first a class,
+    with the client's proportions renormalized over the classes that have examples left, and then an example of that
+    class. All examples are used and sizes differ by at most 1, so in the last turns few classes are left. The realized
+    proportions are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write
+    Dir(alpha' p) with a prior p; for a uniform p, their alpha' is C times this alpha.)
 
     Args:
       labels: class of each example, [N] in 0 .. num_classes - 1. Classes without examples are ignored.
       m: number of clients, at most N.
-      alpha: concentration, > 0. Clients are nearly iid for a large value, and have nearly one class each for a small
-        value.
+      alpha: concentration, > 0. With a large value, clients are nearly iid; with a small value, most examples of a
+        client are from one class.
       num_classes: number of classes.
       rng: random generator.
 

@@ -79,7 +79,7 @@ class Posterior(NamedTuple):
 
 @full_precision.products
 def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
-    """Compute the sums over a client's examples.
+    """Compute the sufficient statistics X'X, X'y, y'y and n of a client's examples.
 
     Args:
       x, y: examples, [n, d] and [n]; rows of padding are zero.

@@ -163,17 +163,18 @@ def cluster(
     shrink: bool = True,
     keep: Array | None = None,
 ) -> Array:
-    """Run private Algorithm 2, or private IFCA if ``rate`` is below one; return the floored centers, [k, d].
+    """Run Setlur et al.'s Algorithm 2 with noisy sums (or IFCA if ``rate`` < 1); return floored centers, [k, d].
 
-    Formal guarantees: given the noisy ``first`` (and a private ``keep``, if tokens are dropped), the T rounds are T
-    adaptively composed Gaussian mechanisms with noise multiplier ``noise``, if one user is added or removed.
+    Formal guarantees: for adding or removing one user, and given the noisy ``first``, the T rounds are an adaptive
+    composition of T Gaussian mechanisms with noise multiplier ``noise``. ``keep`` must be public or private.
 
     Args:
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
-      first: result of `release_of_all`, from which the initial centers are derived. In each round, the sum over the
-        clusters is another release of the same total, with k times the variance. This release improves the mean toward
-        which centers are shrunk.
+      first: result of `release_of_all`, from which the initial centers are derived. If ``keep`` is None, the noisy sums
+        of each round, added over the clusters, also estimate the sum of all users' histograms. Their variance is k
+        (``noise`` / ``first_noise``)^2 times the variance of ``first``. Centers are shrunk toward the mean histogram,
+        which is computed from the weighted mean of ``first`` and these estimates.
       clusters: number of clusters k.
       rounds: number of rounds T.
       radius: clipping norm C.
@@ -182,9 +183,10 @@ def cluster(
       floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
-      rate: step size toward the users' noisy mean.
+      rate: step size from a center toward the (shrunk) noisy mean of its cluster; 1 replaces the center by this mean.
       shrink: whether noisy centers are shrunk toward the mean (`shrunk`).
-      keep: mask of the tokens used for clustering, [d] bool; the other tokens keep the mean's entries.
+      keep: mask of the tokens used for clustering, [d] bool; for the other tokens, each center has the entries of
+        the mean.
     """
     of_start, of_rounds = jax.random.split(key)
     precision = (first_noise / noise) ** 2 / clusters
@@ -303,15 +305,15 @@ def cluster_standardised(
     floor: Scalar,
     spread: Scalar = 1.0,
 ) -> Array:
-    r"""Run private Algorithm 2 with standardized sums, which have less noise on rare tokens; return centers [k, d].
+    r"""Run Setlur et al.'s Algorithm 2 with noisy sums of standardized histograms; return the floored centers, [k, d].
 
     A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`. Noise of equal size on all tokens therefore
-    harms the centers mostly at rare tokens. Histograms are standardized by the private mean, as in DimRed and in the
-    second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w \circ \hat
-    Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`. The weights
-    depend only on released vectors. Most standardized histograms have norms between two and five, and few have norms
-    below one. With C = 1, nearly all histograms are therefore scaled down to norm 1, so that users have the same
-    influence.
+    harms the centers mostly at rare tokens. The histograms are therefore standardized by the private mean, as in DimRed
+    and in the second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w
+    \circ \hat Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`.
+    The weights depend only on released vectors. Most standardized histograms have norms between two and five, and few
+    have norms below one. With C = 1, nearly all histograms are therefore scaled down to norm 1, so that users have the
+    same influence.
 
     The clusters' masses need no separate release, because the noise on the total of a sum has standard deviation
     :math:`z C (\sum_x w_x^{-2})^{1/2}`, only about z.

@@ -106,7 +106,7 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
 
     Args:
       folder: description of the run folder.
-      data_dir: current folder of the data, for the plot of the split.
+      data_dir: folder that now contains the data sets, for the plot of the split.
 
     Raises:
       JaxpflError: if a file is damaged.
