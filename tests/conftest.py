@@ -55,9 +55,7 @@ _LATE = "begun after --most-minutes"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("time")
-    group.addoption(
-        "--most-minutes", type=float, help="skip the tests that begin later, and count them at the end of the report"
-    )
+    group.addoption("--most-minutes", type=float, help="skip the tests that begin later, and count them in the report")
     group.addoption(
         "--begin-at",
         type=int,

@@ -88,7 +88,9 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
-    return cached(key, lambda: _load_or_compile(key, lambda: jax.jit(function, **options).lower(*arguments)))
+    # A text from which unused arguments are missing does not tell which arguments it reads.
+    function = jax.jit(function, keep_unused=not key.named, **options)
+    return cached(key, lambda: _load_or_compile(key, lambda: function.lower(*arguments)))
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
@@ -234,17 +236,19 @@ def _hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(hear)
 
 
+_ROOT = Path(__file__).parents[1]
+# Read at import: files that change later are not the code of this process.
+_OWN = repr([(str(p), (stat := p.stat()).st_mtime_ns, stat.st_size) for p in sorted(_ROOT.rglob("*.py"))])
+
+
 @functools.cache
 def _versions() -> str:
     """Versions of the libraries, and a checksum of this package's files.
 
     They are part of a file's name because a key identifies the functions of libraries and of this package by name only.
     """
-    root = Path(__file__).parents[1]
-    stats = ((path, path.stat()) for path in sorted(root.rglob("*.py")))
-    own = repr([(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats])
     names = "jax", "flax", "optax", "numpy", "chex", "equinox"
-    return "-".join((python_version(), *map(_version, names), hashlib.sha256(own.encode()).hexdigest()[:16]))
+    return "-".join((python_version(), *map(_version, names), hashlib.sha256(_OWN.encode()).hexdigest()[:16]))
 
 
 def _version(package: str) -> str:

@@ -23,7 +23,7 @@ from jaxpfl.engine.state import RunState, init_state, over_runs
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
 from jaxpfl.support import processes
-from jaxpfl.support.errors import OutOfMemoryError
+from jaxpfl.support.errors import OutOfMemoryError, is_exhausted
 from jaxpfl.support.host_memory import readable
 
 Name = Literal["start", "advance", "test", "validation", "personal", "clusters", "unseen"]
@@ -148,7 +148,7 @@ class Programs:
             try:
                 program = compiled.compiled(self.function(name, block), arguments, **options)
             except Exception as error:
-                if self._linear(name) != "kernel" or self._of.plan.linear != "auto":
+                if self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
                     raise
                 self._without_kernel = True
                 why = f"the kernel does not compile: {str(error).partition(chr(10))[0]}"

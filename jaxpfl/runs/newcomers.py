@@ -72,7 +72,7 @@ def adapt(
     scores = simulation.evaluate_unseen(state)
     before, after = (np.asarray(scores[model]["outputs"][0]) for model in ("before", "after"))
     if np.array_equal(before, after):
-        warn(f"{name} does not adapt new clients: --adapt changes nothing")
+        warn(f"{name} does not adapt new clients: --adapt has no effect")
     predict = outcome(task, assembled.spec.loss)
     return [np.asarray(predict(found[: len(own)])) for found, own in zip(after, rows, strict=True)]
 

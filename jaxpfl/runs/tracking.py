@@ -75,7 +75,9 @@ class TensorBoard:
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
             # If a run continues from a checkpoint, purge_step makes readers drop the records of later rounds.
-            self._writer = self._open(str(place), purge_step=done + 1 if done else None)
+            # Without the suffix, the file would overwrite one of the same second.
+            purge = done + 1 if done else None
+            self._writer = self._open(str(place), purge_step=purge, filename_suffix=f".{done:09}")
 
     def add(self, record: Mapping[str, Any]) -> None:
         for name, value in means(record).items():

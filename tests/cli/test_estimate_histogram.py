@@ -46,7 +46,7 @@ def test_summary(made: Path):
     assert all(0 <= share <= 0.5 for share in wrong)  # of two clusters
     spent = found["privacy"]["epsilon 15"]
     releases = {name: len(own["releases"]) for name, own in spent.items() if "releases" in own}
-    three = dict.fromkeys(("IFCA", "Algorithm 2", "Standardised"), 3)
+    three = dict.fromkeys(("IFCA", "Algorithm 2", "Standardized"), 3)
     assert releases == three | {"FedAvg": 1, "FedAvg, denoised": 1, "Algorithm 2 + DimRed": 4}
     for name in releases:
         assert spent[name]["epsilon"] == pytest.approx(15, rel=1e-4)

@@ -73,13 +73,16 @@ def test_a_program_of_a_function_of_the_users_is_traced_and_loaded(folder, monke
     assert "backend_compile_duration" in work
 
 
-def test_a_program_with_the_users_classes_returns_them(folder, monkeypatch):
-    """Two that differ in a class only have the same text."""
+def test_a_program_reads_its_arguments_and_returns_the_users_classes(folder, monkeypatch):
+    """Two that differ in a class only have the same text, as do two of which each ignores an argument."""
     monkeypatch.undo()
     for kind in (One, Other, One):
         compiled.clear()
         program = compiled.compiled(lambda x, kind=kind: kind(x + 1), (jnp.arange(3.0),))
         assert type(program(jnp.arange(3.0))) is kind
+    x = jnp.arange(3.0), jnp.ones(3)
+    for nth in (0, 1):
+        np.testing.assert_array_equal(compiled.compiled(lambda *x, nth=nth: x[nth], x)(*x), x[nth])
 
 
 def test_a_program_that_calls_the_user_is_not_written(folder, monkeypatch):

@@ -289,8 +289,8 @@ def _users(counts: TokenCounts, given: HistogramSettings) -> Users:
 
 LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
 ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())
-METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
-BLENDED = ("Algorithm 2", "Standardised")
+METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardized")
+BLENDED = ("Algorithm 2", "Standardized")
 """Methods with an additional row in which users take convex combinations of the centers."""
 PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
@@ -298,7 +298,7 @@ BY_SIZE = ("FedAvg", "Algorithm 2")
 MOMENT_RADIUS = 1.0
 """B: public clipping norm of a user's standardized deviation over the candidate tokens."""
 ONE_RELEASE = ("FedAvg", "FedAvg, denoised")
-CLUSTERINGS = ("IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
+CLUSTERINGS = ("IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardized")
 PRIVATE_METHODS = ONE_RELEASE + CLUSTERINGS
 ALGORITHM_3 = "Algorithm 3 (printed)"
 
@@ -306,13 +306,13 @@ ALGORITHM_3 = "Algorithm 3 (printed)"
 def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings) -> Array:
     """Centers [1 or k, d] computed by a non-private method.
 
-    Without noise, ``Standardised`` is Algorithm 2 with random multiples of the mean as initial centers.
+    Without noise, ``Standardized`` is Algorithm 2 with random multiples of the mean as initial centers.
     """
     k, s = given.clusters, given.floor
     mean = floored(histogram.mean(users), s)
     if method == "FedAvg":
         return mean[None]
-    if method == "Standardised":
+    if method == "Standardized":
         start = histogram_private.private_start(key, mean, k, 1.0, s)
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
     start = histogram_clusters.far_apart(
@@ -494,7 +494,7 @@ def private_centers(
         known = histogram_private.initial_mean(first, choice.radius, first_noise)
         return histogram_private.denoised_mean(known, s)[None]
     how = {"radius": choice.radius, "noise": noise, "first_noise": first_noise, "floor": s}
-    if method == "Standardised":
+    if method == "Standardized":
         return histogram_private.cluster_standardised(of_rounds, users, first, k, choice.rounds, **how)
     keep = None
     if method == "Algorithm 2 + DimRed":
@@ -532,7 +532,7 @@ def all_private_centers(
 
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
-CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
+CLUSTERING = {True: "Algorithm 2", False: "Standardized"}
 """Method whose centers are exported and combined by the users: without privacy (True) and with privacy (False)."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
 """Names of the arrays in an exported archive, see `export`."""
@@ -543,10 +543,10 @@ PRINTED = {
 }  # fmt: skip
 """The paper's losses on Reddit, without and with privacy (epsilon 15, delta 1e-10)."""
 ORDER = (
-    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
+    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardized", ALGORITHM_3,
     BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
-    "Standardised + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
-    "Algorithm 2, blended + FT", "Standardised, blended + FT", "Algorithm 2, a Dirichlet each",
+    "Standardized + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
+    "Algorithm 2, blended + FT", "Standardized, blended + FT", "Algorithm 2, a Dirichlet each",
     "Dirichlet mixture by EM", f"{PUBLIC} + FT", "Bayes, population known",
 )  # fmt: skip
 

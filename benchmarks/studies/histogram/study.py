@@ -232,7 +232,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
         releases = [float(first)] + [float(others)] * int(number)
         statement = histogram_private.plan(releases, float(choice.radius)).statement(given.delta)
         said[method] = {"releases": releases} | statement._asdict()
-    said["Standardised"]["clipping_norm_of_rounds"] = histogram_private.REACH
+    said["Standardized"]["clipping_norm_of_rounds"] = histogram_private.REACH
     return said | {
         ALGORITHM_3: {
             "accountant": "paper (Theorem 3.1)",
@@ -366,7 +366,7 @@ def _read(given: HistogramSettings) -> Read:
 
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
-         "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
+         "Algorithm 2, blended + FT", "Standardized, blended + FT")  # fmt: skip
 """Rows that the plots show, each with its own color."""
 
 

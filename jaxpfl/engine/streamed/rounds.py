@@ -288,7 +288,7 @@ class _Programs(Programs):
         of = self._of
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, of.availability)
         rounds = over_runs(make_streamed(part_used(of.algorithm, name), plan), vectorised=False)
-        return traced_as(rounds, self.execution.form, self.execution.matmul)
+        return traced_as(rounds, self.execution.form, self.execution.matmul, linear=self._linear(name))
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         return {"out_shardings": (self._of.placement.state, self._of.placement.everywhere)}
