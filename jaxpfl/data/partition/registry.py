@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
       train: m disjoint arrays of indices.
       test: m disjoint arrays of indices; None if there is no official test set, or none of its users
         is a training user.
-      labels: for the partition ``clusters``, the label that each client gives to each class, [m, num_classes] int32;
+      labels: label that each client gives to each class if the partition is ``clusters``, [m, num_classes] int32;
         otherwise None, and the labels of the source are kept.
     """
 

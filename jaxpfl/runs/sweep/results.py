@@ -436,7 +436,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
     if constants:
         note += f"; constant predictor: {', '.join(constants)}{unbeaten}"
-    note += "; tries: settings to choose from; compile, run: seconds of all their runs"
+    note += "; tries: number of settings that were tried; compile, run: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
 
