@@ -129,7 +129,7 @@ def adaped_plus(
       work: the local work in a round.
       keep: whether theta_i stays with the client and is trained in every round, with two gradients per step.
       fine_tune_steps: number of steps on theta whenever a personal model is needed, starting from mu or from the kept
-        theta; 0 for none.
+        theta; 0 for no fine-tuning.
       start: initial value of a kept theta: ``"mu"`` for mu in the client's first round in a cohort, or ``"init"`` for
         mu in round 0.
       own_psi: whether each client estimates its own psi. A client then starts its first round from the server's psi and

@@ -1,4 +1,4 @@
-r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Algorithm 2, IFCA and DimRed.
+r"""Clustering of histograms by KL divergence: Algorithms 1 and 2 of Setlur et al. (2023), IFCA and DimRed.
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
@@ -68,7 +68,7 @@ def cluster(
     rate: Scalar = 1.0,
     complete: Callable[[Array], Array] = lambda centers: centers,
 ) -> Clustering:
-    """Run Algorithm 2, or IFCA if ``rate`` is below one: centers then take a gradient step toward their users' mean.
+    """Run Setlur et al.'s Algorithm 2, or IFCA if ``rate`` < 1, in which centers take a step toward their users' mean.
 
     Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
 

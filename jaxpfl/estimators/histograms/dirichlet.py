@@ -77,7 +77,7 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
       start: initial mixture.
       steps: number of steps T.
       hard: centers [k, d]. If given, every user belongs to the cluster of the nearest center, and only each cluster's
-        Dirichlet distribution is fitted, as for empirical Bayes after Algorithm 2.
+        Dirichlet distribution is fitted, as for empirical Bayes after `clusters.cluster`.
     """
 
     start = counts_dtype(start, users)
