@@ -105,7 +105,7 @@ def test_tokens_beyond_the_vocabulary_are_refused():
     """Else they would be embedded as NaN, and their clients show as diverged."""
     tokens = np.array([[0, 1], [2, 7]])
     federation = jaxpfl.stack_clients([(tokens, [0, 1])], test=[(tokens, [1, 2])])
-    message = "reads tokens 0 .. 2, but the data have 7: use a model with a larger vocabulary, or set num_classes"
+    message = "ids from 0 to 2, but the data contain 7: use a model with a larger vocabulary, or set num_classes"
     with pytest.raises(JaxpflError, match=message):
         jaxpfl.fit("fedavg", federation, model="gru:4", rounds=1)
     jaxpfl.fit("fedavg", federation, model="gru:4", num_classes=8, rounds=1, local_steps=1)

@@ -90,7 +90,7 @@ def test_labels_without_a_named_task_are_refused():
         ("binary", {"task": "multilabel"}, r"multilabel must be \[n, labels\], got \[n\]: use binary"),
         ("regression", {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
         ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss poisson must be >= 0, got -"),
-        ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 requires classes"),
+        ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 requires task"),
         ("binary", {"loss": "squared"}, "loss = squared requires task = regression, got classification"),
         ("binary", {"metrics": {"mine": 3}}, "the metric 'mine' must be a function of predictions and labels, got 3"),
         ("binary", {"metrics": {"mine": lambda p, y: y.mean()}}, "metric 'mine' must be one number for each of"),
@@ -469,5 +469,5 @@ def test_newcomers_tokens_are_known_or_refused():
     given = {**NEXT_QUICK, "task": "next-token", "model": "gru:3", "adapt_rounds": 1, "unseen": newcomer}
     spec = RunSpec(method=METHODS["fedavg"], model="gru:3", task="next-token")
     assert task_of(spec, federation(), newcomer).model.vocabulary == V + 3
-    with pytest.raises(JaxpflError, match=f"the model reads tokens 0 .. {V - 1}, but the data have {V + 2}"):
+    with pytest.raises(JaxpflError, match=f"token ids from 0 to {V - 1}, but the data contain {V + 2}"):
         jaxpfl.fit("fedavg", federation(), num_classes=V, **given)

@@ -55,7 +55,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
 def fedavg_ft(
     task: Task, work: LocalWork, *, fine_tune_steps: int = 60, fine_tune_epochs: int = 0, fednova: bool = False
 ) -> Algorithm:
-    """FedAvg+: FedAvg, after which each client fine-tunes mu by ``fine_tune_steps`` SGD steps before it predicts.
+    """FedAvg+: FedAvg, followed by ``fine_tune_steps`` SGD steps on each client, starting from mu.
 
     Fine-tuning uses the learning rate of the last round. The personalized model is mu after fine-tuning. The global
     model is mu.

@@ -79,7 +79,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
         contains an unknown model name.
     """
     if bits and not 2 <= bits <= 16:
-        raise JaxpflError(f"quped.bits must be 0, or >= 2 and <= 16, got {bits}")
+        raise JaxpflError(f"quped.bits must be 0 or between 2 and 16, got {bits}")
     distillation.check_task("quped", task)
     clients = tuple(_client(task, own_task, work, bits) for own_task in personal_tasks(task, architectures))
     return with_server_optimizer(Algorithm(clients, averaging_server(task), work.steps), work.server_optimizer)

@@ -159,7 +159,9 @@ class Subject:
         return plan
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
-        """Build the run's simulation with a changed algorithm, and one round per call, so that every release is read.
+        """Build the run's simulation with a changed algorithm.
+
+        Each call runs one round, so that the audit can read every release.
 
         Args:
           change: function that changes the algorithm.

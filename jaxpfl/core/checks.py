@@ -54,7 +54,7 @@ def count(name: str, value: int, most: int | None = None) -> None:
       JaxpflError: if the number is outside this range.
     """
     if isinstance(value, bool) or not 1 <= value < math.inf or value != int(value):
-        raise JaxpflError(f"{name} must be a whole number of at least 1, got {value}")
+        raise JaxpflError(f"{name} must be a whole number >= 1, got {value}")
     if most is not None and value > most:
         raise JaxpflError(f"{name} must be at most {most}, got {value}")
 

@@ -125,15 +125,16 @@ class Participation(NamedTuple):
       expected_cohort: expected number of clients in a round (public).
       everyone: whether the cohort always consists of all m clients in order, static; the engine then need not gather
         the clients' rows.
-      sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``; the row numbers are
-        sorted, and m for an empty slot.
-      left_out: function that counts the clients that ``sample`` draws with the same key but that have no slot, ``(key,
-        client_ids [m]) -> [] int32``; None if a draw never selects more clients than the capacity.
-      rate: probability that a client takes part, if clients take part independently; otherwise None.
+      sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``: sorted row
+        numbers, with m in empty slots.
+      left_out: function that returns the number of clients drawn by ``sample`` (with the same key) in excess of the
+        capacity, ``(key, client_ids [m]) -> [] int32``; None unless the number of drawn clients is random.
+      rate: probability that a client is drawn, if clients are drawn independently; otherwise None. Of the drawn
+        clients, at most ``capacity`` take part.
       fixed_size: whether the cohort always has ``capacity`` clients, drawn uniformly without replacement. No privacy
         guarantee can be claimed if ``rate`` is None and both ``fixed_size`` and ``everyone`` are false.
-      cycle: number of rounds between two turns of a client, if clients take turns; otherwise None. With turns, ``rate``
-        is the probability for the clients whose turn it is.
+      cycle: period of the turns: a client's turn comes every ``cycle`` rounds; None if clients do not take turns. With
+        turns, ``rate`` is the probability for the clients whose turn it is.
       turns: function that is used instead of ``sample`` if clients take turns: ``(key of the run, key of the round,
         round, client_ids [m]) -> rows [capacity] int32``.
     """
@@ -230,7 +231,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
 
     Args:
       num_clients: number m of clients.
-      cycle: number of rounds between two turns of a client, at most m.
+      cycle: period of the turns, in rounds, at most m; a client's turn comes every ``cycle`` rounds.
       rate: probability that a client takes part when its turn comes, rounded up to a multiple of 2^-23.
 
     Raises:
@@ -273,7 +274,7 @@ def of(
       kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
-      cycle: number of rounds between two turns of a client, for cyclic cohorts. Each client of the round's block then
+      cycle: period of the turns, in rounds, for cyclic cohorts. Each client of the round's block then
         takes part with probability K * cycle / m. The default is ceil(m / K), with which the whole block takes part.
 
     Raises:

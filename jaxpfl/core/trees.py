@@ -61,8 +61,8 @@ def all_finite(tree: PyTree) -> Array:
 class Packed:
     """A tree stored as a few vectors, one per dtype in order of first appearance; made by `pack`.
 
-    An operation on the vectors is one kernel instead of one per leaf, so programs compile faster. Within `leaves_apart`
-    nothing is concatenated: ``vectors`` are the leaves themselves, and ``shapes`` is None.
+    An operation on the vectors is one kernel per dtype instead of one per leaf, so programs compile faster. Within
+    `leaves_apart` nothing is concatenated: ``vectors`` are the leaves themselves, and ``shapes`` is None.
     """
 
     vectors: tuple[Array, ...]

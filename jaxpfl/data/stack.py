@@ -147,7 +147,7 @@ def nonempty_clients(
       JaxpflError: if a client lacks examples (unless ``drop_empty``), or if all clients lack examples.
     """
     if empty.any():
-        problem = f"{empty.sum()} of {len(who)} clients {lack} (client {listed(who[empty])})"
+        problem = f"{empty.sum()} of {len(who)} clients {lack} (namely {listed(who[empty])})"
         if not drop_empty:
             raise JaxpflError(f"{problem}: {remedy}, or leave them out with drop_empty (--drop-empty)")
         if empty.all():

@@ -132,7 +132,7 @@ def check_federation(
     elif untested.any():
         ids = listed(labels(np.asarray(federation.client_ids), federation.client_names)[untested])
         warn(
-            f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores cover only "
+            f"{untested.sum()} of {len(untested)} clients have no test examples (namely {ids}): scores cover only "
             "the other clients",
             strict=strict,
         )

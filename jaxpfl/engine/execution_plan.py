@@ -170,8 +170,8 @@ def resolve(
 ) -> Resolved:
     """Resolve the automatic choices of a plan.
 
-    A CPU is fastest if the working set fits in its cache: one client at a time, or as many small models as fit. An
-    accelerator is fastest with the whole cohort at once.
+    A CPU is fastest if it trains only as many clients at a time as fit in its cache (at least one). An accelerator is
+    fastest if it trains the whole cohort at once.
 
     Args:
       plan: plan as the user gave it.
@@ -182,12 +182,12 @@ def resolve(
         default.
       layers: whether the model has convolutions or pools whose form can be chosen.
       linear: whether the model is linear, so that the form of its local SGD can be chosen.
-      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as are present; by
-        default, the present platform.
+      platform: platform of the program ("cpu", "cuda", "tpu"), assumed to have as many devices as this machine; by
+        default, JAX's default backend.
       client_steps: predicted number of local steps of all clients in all rounds and runs; None if it is unknown.
 
     Raises:
-      JaxpflError: if the plan wants more devices than are present or than the cohort has slots, if the number of
+      JaxpflError: if the plan requests more devices than are present or than the cohort has slots, if the number of
         devices is not a multiple of ``plan.model_shards`` or of the number of processes, or if there are several
         processes and ``plan.model_shards`` > 1.
     """

@@ -390,7 +390,7 @@ def _context(
 
 
 def _rows_where(condition: Array, group: Group) -> Array:
-    """Rows of the group's clients that satisfy a condition, sorted and padded with ``end``, [size].
+    """Rows of the group's clients that satisfy a condition, sorted and padded with ``group.end``, [size].
 
     Args:
       condition: for each row of the group's stack, whether its client satisfies the condition, [rows] bool.

@@ -144,8 +144,8 @@ class Settings:
     cycle: int | None = setting(
         None, unless_given="ceil(m/K), and each client takes part in its turn", range=COUNT, unit="rounds"
     )
-    """Number of rounds between two turns of a client, for cyclic participation. In each round it is the turn of m/cycle
-    clients, each of which takes part independently with probability K cycle/m."""
+    """Period of the turns, for cyclic participation: a client's turn comes every so many rounds. In each round it is
+    the turn of m/cycle clients, each of which takes part independently with probability K cycle/m."""
     local_steps: int = setting(10, range=COUNT, unit="mini-batches")
     """Number of a client's local steps (mini-batches) in a round."""
     local_epochs: int | None = setting(None, unless_given="none, local_steps applies", range=COUNT, unit="epochs")

@@ -98,10 +98,12 @@ def make_task(
         parts = [part for part in (federation, unseen) if part is not None]
         tokens = [split.flat().x for part in parts for split in part.all_splits]
         low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
-        if low < 0 or high >= task.model.vocabulary:
+        if low < 0:
+            raise JaxpflError(f"token ids must be at least 0, but the data contain {low}")
+        if high >= task.model.vocabulary:
             raise JaxpflError(
-                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, but the data have "
-                f"{low if low < 0 else high}: use a model with a larger vocabulary, or set num_classes"
+                f"the model accepts token ids from 0 to {task.model.vocabulary - 1}, but the data contain {high}: "
+                "use a model with a larger vocabulary, or set num_classes"
             )
     if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
         return task
@@ -256,14 +258,15 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     """Turn a classification task into the run's task, with the run's loss and the user's metrics.
 
     Raises:
-      JaxpflError: if the task does not have the loss, if labels of a task without classes are smoothed, or if a metric
-        is not a function or has the name of one of the task's metrics.
+      JaxpflError: if the loss does not apply to the task, if labels are smoothed in another task than classification or
+        with a loss, if a metric is not a function or has the name of one of the task's metrics, or if the headline is
+        not among the metrics.
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":
         raise JaxpflError(f"loss = {loss} requires task = regression, got {kind}")
     if smoothing and kind != CLASSIFICATION:
-        raise JaxpflError(f"label_smoothing = {smoothing:g} requires classes, got the task {kind}")
+        raise JaxpflError(f"label_smoothing = {smoothing:g} requires task = classification, got {kind}")
     if smoothing and loss is not None:
         raise JaxpflError("label_smoothing applies only to the cross-entropy: leave it out, or leave out loss")
     if kind == "regression":

@@ -177,16 +177,16 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     r"""Create the private estimator with one bit per client, which encodes its share or an unbiased estimate of p_i^2.
 
     A fair coin decides for each client, with Z ones among n samples, whether its bit encodes the share :math:`Z/n` or
-    :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The mean messages M1 and M2 of the two halves give :math:`\mu =
-    M_1` and :math:`\hat v = M_2 - \mu^2`, with a standard error e. Clients with a single sample always encode their
-    share.
+    :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The means M1 and M2 of the messages in the two halves give
+    :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a standard error e. Clients with a single sample always
+    encode their share.
 
     The error of an estimate is linear in v for any fixed weight. The best weight, given the messages, is therefore the
     optimal weight for v equal to its posterior mean. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
     [0, mu (1 - mu)].
 
     Formal guarantees: every client sends one message of the form (7) of the paper, and nothing else that depends on its
-    samples. This is pure eps-LDP for all its samples together. n_i is public.
+    samples. This message is eps-LDP with respect to the client's whole data set. n_i is public.
 
     Args:
       epsilon: privacy parameter, positive; may be traced.

@@ -37,8 +37,8 @@ class Local(NamedTuple):
 class Sent(NamedTuple):
     """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
 
-    The sum of squared deviations has shape [], or [d] in `gaussian_columns`; it is zero if the samples' variance is
-    known.
+    The sum of squared deviations is [d] in `gaussian_columns`, and otherwise its mean over the d coordinates, []. It is
+    zero if the samples' variance is known.
     """
 
     mean: Array

@@ -110,7 +110,7 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
     patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            raise JaxpflError(f"lora: no parameter matches {option}={pattern!r} (there are {listed(paths, pattern)})")
+            raise JaxpflError(f"lora: no parameter matches {option}={pattern!r} (available: {listed(paths, pattern)})")
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
 

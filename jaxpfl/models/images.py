@@ -132,7 +132,7 @@ def cnn(
     hidden: tuple[int, ...] = (120, 84),
     norm: Literal["group", "batch"] | None = None,
 ) -> Model:
-    """Build a network of two 5 x 5 convolutions, each with relu and max-pool, and dense layers.
+    """Build a network of two 5 x 5 convolutions, each followed by relu and max pooling, and then dense layers.
 
     The default is the network of Ozkara et al. for MNIST, FEMNIST and CIFAR-10. For ten classes, it has 44,426
     parameters for 28 x 28 x 1 images, and 62,006 for 32 x 32 x 3. ``norm`` is applied between a convolution and its

@@ -64,7 +64,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
         if not statistics:
             return params
         if STATISTICS in params:
-            raise JaxpflError(f"{name} has parameters called {STATISTICS!r}, the name of its running statistics")
+            raise JaxpflError(f"{name} has a parameter called {STATISTICS!r}, as its running statistics are: rename it")
         for path, _ in jax.tree.leaves_with_path(statistics):
             names = _names(path)
             if names[:-1] not in layers:

@@ -149,7 +149,7 @@ class GuardedBatch:
         self._ledger.refuse(f"reads {name} of a mini-batch instead of its private gradient")
 
     def gradient(self, loss: ExampleLoss, params: PyTree, key: Key) -> tuple[Array, PyTree]:
-        """Compute the noisy mean of the examples' clipped gradients.
+        """Compute the noisy sum of the examples' clipped gradients, divided by the expected batch size.
 
         Args:
           loss: loss of one example.

@@ -206,7 +206,7 @@ class Mechanism(NoiseSettings):
             checks.probability("quantile", self.quantile)
             checks.positive("quantile_lr", self.quantile_lr)
             if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
-                raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
+                raise JaxpflError(f"quantile requires count_stddev, a finite number > 0, got {self.count_stddev}")
             if 2 * self.count_stddev <= z.max():
                 raise JaxpflError(
                     f"count_stddev must be above noise_multiplier / 2 = {z.max() / 2:g}, got {self.count_stddev}: the "

@@ -84,8 +84,8 @@ def checksum(name: str, data_dir: str | None) -> int:
 def convert(config: RunConfig, folder: Path) -> Stored:
     """Split a data set among clients and save the federation in a folder.
 
-    LEAF's files and .npz archives are read in pieces. At any time, memory contains the inputs of one user (or of some
-    rows) and the labels, users and indices of all examples.
+    LEAF's files and .npz archives are read in pieces. Only the inputs of one user (LEAF) or of one block of rows
+    (.npz) are in memory at a time, besides the labels, users and indices of all examples.
 
     Args:
       config: resolved config. The unseen clients are saved together with the other clients.

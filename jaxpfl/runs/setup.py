@@ -331,7 +331,7 @@ def clients_of(
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
     if scaling is not None:  # `federate` or `scaled` in Python has filled and scaled the inputs
         if config.standardize:
-            raise JaxpflError(f"standardize = True: the inputs of {config.data} are already standardized: leave it out")
+            raise JaxpflError(f"the inputs of {config.data} are already standardized: leave out standardize")
         return federation, unseen, scaling, columns
     if columns is not None:
         columns = data.fills_of(federation, columns)

@@ -167,7 +167,7 @@ def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path]
     if path.is_dir():
         raise JaxpflError(f"{flag} {path} is a folder: name a file")
     if not (signature(path) == command if ours is None else ours(path)):
-        raise JaxpflError(f"{flag} {path} exists but was not written by {command}: choose another {flag}")
+        raise JaxpflError(f"{flag} {path} exists but was not written by {command}: choose another path")
 
 
 def save_png(figure: Any, path: Path) -> Path:

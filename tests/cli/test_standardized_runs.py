@@ -70,7 +70,7 @@ def test_test_users_come_unseen(capsys, tmp_path):
     config = RunConfig(
         data=flags[1], partition="natural", test_share=0.4, unseen_clients="test", standardize=True, batch_size=4
     )
-    with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no test examples \(client 0, 1\): scores cover only"):
+    with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no test examples \(namely 0, 1\): scores cover only"):
         experiment = prepare(resolve(config), ("local",))
     assert experiment.unseen is not None
     assert experiment.unseen.client_ids.tolist() == [4, 5]

@@ -273,13 +273,13 @@ def test_feedback_is_what_is_asked_for():
         ("qsgd:level=2", "unknown argument of compressor qsgd 'level': did you mean 'levels'"),
         ("qsgd:", "the compressor must be NAME or NAME:argument=value"),
         ("qsgd:levels=2,levels=3", "with each argument once, got"),
-        ("qsgd:levels=0", "qsgd:levels must be a whole number of at least 1, got 0"),
+        ("qsgd:levels=0", "qsgd:levels must be a whole number >= 1, got 0"),
         ("qsgd:feedback=1", "qsgd:feedback must be a bool, got '1'"),
         ("top-k:share=0", "top-k:share must be > 0 and <= 1, got 0"),
         ("uniform:bits=17", "bits must be a whole number between 1 and 16, got 17"),
         ("tv", "compressor tv requires gamma: tv:gamma=..."),
         ("tv:gamma=-1", "tv:gamma must be >= 0 and finite, got -1"),
-        ("tv:gamma=1,codebook=-2", "tv:codebook must be a whole number of at least 1, got -2"),
+        ("tv:gamma=1,codebook=-2", "tv:codebook must be a whole number >= 1, got -2"),
     ],
 )
 def test_refusals(text: str, message: str):

@@ -337,7 +337,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (stacked(y=np.array([0.5, 1e300, 2, 3, 4])), "client 1, train: the label of example 1 is NaN, infinite"),
     (stacked(y=np.array([0, 1, -2, 0, 1])), "client 1, train: labels must be integers .*got -2"),
     (stacked(y=np.zeros((5, 1), int)), r"client 1, train: one label has shape \(1,\).*have \(\)"),
-    (stacked(x=np.zeros((0, 2)), y=[]), r"1 of 3 clients have no training data \(client 1\): .*--drop-empty"),
+    (stacked(x=np.zeros((0, 2)), y=[]), r"1 of 3 clients have no training data \(namely 1\): .*--drop-empty"),
     (stacked(x=np.zeros((5, 2)) + np.nan, client_ids=[7, 40, 2]), "client 40, train: an input of example 0"),
     (stacked(test=[(np.ones((1, 2)), [0])]), "1 clients have test data but 3 have training data"),
     (trees(a=np.zeros((5, 3), int)), r"client 1, train: one input has shape \(3,\).*\(4,\)"),

@@ -238,7 +238,7 @@ def users_source():
 
 def test_clients_are_users_and_are_tested_on_their_own_examples() -> None:
     source = users_source()
-    with pytest.raises(JaxpflError, match=r"1 of 6 clients have too few examples to be tested \(client 0\)"):
+    with pytest.raises(JaxpflError, match=r"1 of 6 clients have too few examples to be tested \(namely 0\)"):
         federate(source, partition="natural")
     with pytest.warns(JaxpflWarning, match="1 of 6 clients have too few examples .*: they are left out"):
         federation = federate(source, partition="natural", drop_empty=True)
@@ -258,7 +258,7 @@ def test_a_test_set_of_other_users_leaves_the_clients_to_be_split() -> None:
     assert source.users_test is not None
     source = source._replace(users_test=source.users_test + 6)
     said = pytest.warns(JaxpflWarning, match="test users have no training examples")
-    with said, pytest.raises(JaxpflError, match=r"1 of 6 clients have too few examples to be tested \(client 0\)"):
+    with said, pytest.raises(JaxpflError, match=r"1 of 6 clients have too few examples to be tested \(namely 0\)"):
         federate(source, partition="natural", test_share=0.3)
     with said:
         federation = federate(source, partition="natural", users_per_client=2, test_share=0.3)

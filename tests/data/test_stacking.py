@@ -68,13 +68,13 @@ def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
 
 def test_dropping_empty_clients_keeps_the_ids_of_the_others() -> None:
     sizes = (3, 0, 2, 0)
-    with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no training data \(client 1, 3\): they are left out"):
+    with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no training data \(namely 1, 3\): they are left out"):
         federation = stack_clients(clients(sizes), test=clients((1, 9, 2, 9)), drop_empty=True)
     np.testing.assert_array_equal(federation.client_ids, [0, 2])
     np.testing.assert_array_equal(federation.train.size, [3, 2])
     np.testing.assert_array_equal(federation.test.size, [1, 2])
     np.testing.assert_array_equal(federation.train.x[1, :2], np.full((2, 2), 3.0))
-    with pytest.raises(JaxpflError, match=r"2 of 2 clients have no training data \(client 0, 1\): no client is left"):
+    with pytest.raises(JaxpflError, match=r"2 of 2 clients have no training data \(namely 0, 1\): no client is left"):
         stack_clients([([], []), ([], [])], drop_empty=True)  # type: ignore[list-item]
 
 

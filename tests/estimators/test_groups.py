@@ -131,7 +131,7 @@ def test_intervals_and_mean_squared_errors_of_simulated_groups():
         (lambda x, s, g: ((x, s, np.where(g == 2, np.nan, g)), {}), "group must be a number or a name, got nan for cl"),
         (lambda x, s, g: ((x, s, np.array([None, *"ab" * 14, "c"])), {}), "number or a name for each client, got None"),
         (lambda x, s, g: ((x, s, g), {"groups": 5}), "group must be from 0 to 4, got 5 for client 5"),
-        (lambda x, s, g: ((x, s, g), {"groups": 0}), "groups must be a whole number of at least 1, got 0"),
+        (lambda x, s, g: ((x, s, g), {"groups": 0}), "groups must be a whole number >= 1, got 0"),
         (lambda x, s, g: ((x, 0 * s, g), {}), "s must be finite and > 0, got 0.0 for client 0"),
     ],
 )

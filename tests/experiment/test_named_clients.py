@@ -99,7 +99,7 @@ def test_messages_name_the_client() -> None:
     users = np.repeat(np.arange(3), [5, 1, 5]).astype(np.int32)
     x, names = np.ones((11, 2), np.float32) * np.arange(11)[:, None], np.array(["Zug", "Bern\n", "Ulm"])
     source = Source("own", x, users % 2, None, None, 2, "", users)._replace(user_names=names)
-    with pytest.raises(package.JaxpflError, match=r"too few examples to be tested \(client 'Bern\\n'\)"):
+    with pytest.raises(package.JaxpflError, match=r"too few examples to be tested \(namely 'Bern\\n'\)"):
         federate(source, partition="natural")
     with pytest.raises(package.JaxpflError, match="client 'b', train: 2 inputs but 1 labels"):
         package.stack_clients([(x, users % 2), (x[:2], [0])], client_names=["a", "b"])

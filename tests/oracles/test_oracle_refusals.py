@@ -120,7 +120,7 @@ REFUSED = [
     ("persfl", {"problem": without_validation()}, "^persfl selects models .*, but 1 of 5 clients have none"),
     ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
     ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),
-    ("quped", {"bits": 1}, r"quped\.bits must be 0, or >= 2 and <= 16"),
+    ("quped", {"bits": 1}, r"quped\.bits must be 0 or between 2 and 16"),
 ]
 
 

@@ -228,7 +228,7 @@ REGRESSION = {"task": "regression", "num_classes": None, "model": "linear"}
         ("fedavg", "flop", {}, "unknown augmentation 'flop': did you mean 'flip'"),
         ("fedavg", "flip+flip", {}, r"augment = flip\+flip names flip twice"),
         ("fedavg", "mixup+flip", {}, r"augment = mixup\+flip: mixup must come last"),
-        ("fedavg", "crop:padding=0", {}, "crop:padding must be a whole number of at least 1, got 0"),
+        ("fedavg", "crop:padding=0", {}, "crop:padding must be a whole number >= 1, got 0"),
         ("fedavg", "crop:pad=1", {}, "unknown argument of augmentation crop 'pad'"),
         ("fedavg", "mixup:alpha=0", {}, "mixup:alpha must be > 0 and finite, got 0"),
         ("fedavg", "flip:", {}, "the augmentation must be NAME or NAME:argument=value"),

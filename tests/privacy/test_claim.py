@@ -125,7 +125,7 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),
         ({"noise_multiplier": 1.0, "joint": True}, "require noise = per_step"),
         ({"noise_multiplier": 1.0, "quantile": 1.0, "count_stddev": 1.0}, "quantile must be > 0 and < 1"),
-        ({"noise_multiplier": 1.0, "quantile": 0.5}, "count_stddev must be > 0"),
+        ({"noise_multiplier": 1.0, "quantile": 0.5}, "quantile requires count_stddev"),
         ({"noise_multiplier": 4.0, "quantile": 0.5, "count_stddev": 2.0}, "above noise_multiplier / 2"),
     ],
 )

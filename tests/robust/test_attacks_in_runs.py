@@ -94,7 +94,7 @@ def test_new_clients_do_not_attack(federation):
         ({"aggregate": "norm-bound:bound=-1"}, "norm-bound:bound must be >= 0 and finite, got -1"),
         (
             {"aggregate": "geometric-median:steps=0"},
-            "geometric-median:steps must be a whole number of at least 1, got 0",
+            "geometric-median:steps must be a whole number >= 1, got 0",
         ),
         ({"attack": "sign-flop", "attackers": 0.2}, "unknown attack 'sign-flop': did you mean 'sign-flip'"),
         ({"attack": "scale"}, "attack = scale requires attackers > 0"),

@@ -137,7 +137,7 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
         ('client,value\n"a,1\nb,2\n', {}, "cannot read"),
         ("client,value\n\xe9,2\n".encode("latin-1"), {}, "line 2: byte 0xe9 is not UTF-8: name the encoding, such as"),
         ("client,value\nNA,2\nb,1\n", {}, "got 'NA'; to change which words mean a missing value, use --missing-words"),
-        ("value\n1.5\n", {}, "no column is called client or id (there are value): add one with the clients' names"),
+        ("value\n1.5\n", {}, "no column is called client or id (available: value): add one with the clients' names"),
         ("Batch,Yield\na,1\n", {}, "no column is called value (columns: Batch, Yield): write --client Batch --value Y"),
         (
             "id,s0,s1\na,1,2\n",

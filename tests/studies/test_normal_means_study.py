@@ -86,7 +86,7 @@ def test_the_bayes_risk_of_needles(share, size):
 
 def test_needles_that_cannot_be_are_refused():
     for given, said in (
-        ({"nonzero": 0}, "nonzero must be a whole number of at least 1, got 0"),
+        ({"nonzero": 0}, "nonzero must be a whole number >= 1, got 0"),
         ({"nonzero": 1000}, "nonzero must be below the number of clients, 1000, got 1000"),
         ({"size": 0.0}, "size must be > 0 and finite, got 0"),
         ({"size": float("inf")}, "size must be > 0 and finite, got inf"),
@@ -204,11 +204,11 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
         ("id,estimate,se\nx,1,1\n,2,1\n", "line 3: no name in column 'id', got ''"),
         ("id,estimate,se\na,1,1,7\nb,2,1\n", "line 2 has 4 cells, but the header has 3"),
         ("id,estimate,se\n", "own.csv: the file has a header but no rows"),
-        ("estimate,se\n1,1\n2,1\n", "client or id (there are estimate, se): add one with the clients' names"),
-        ("area,estimate,se\na,1,1\nb,2,1\n", "client or id (there are area, estimate, se): write --client area"),
+        ("estimate,se\n1,1\n2,1\n", "client or id (available: estimate, se): add one with the clients' names"),
+        ("area,estimate,se\na,1,1\nb,2,1\n", "client or id (available: area, estimate, se): write --client area"),
         (
             "a,b c,count,exposure\n1,x,1,1\n",
-            "client or id (there are a, b c, count, exposure): write --client a, or --client 'b c'",
+            "client or id (available: a, b c, count, exposure): write --client a, or --client 'b c'",
         ),
         ("id,successes,trials\nEngland,6,12\na,4,8\nb,2,4\n", "client 'England' is the sum of all others: remove"),
     ],

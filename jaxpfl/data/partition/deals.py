@@ -1,7 +1,7 @@
 """Partitions by class or user: iid, classes per client, shards, superclasses, natural users, and label permutations.
 
 Only `Generator.permutation` and `Generator.integers` are used, because they return the same numbers on every platform.
-Shares are divided in integer arithmetic.
+Fractional shares are rounded in integer arithmetic, for the same reason.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
 def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Deal k distinct superclasses to each client, which then holds all classes of these superclasses.
 
-    As in `deal_classes`, each superclass is dealt to nearly equally many clients.
+    As in `deal_classes`, all superclasses go to nearly the same number of clients.
 
     Args:
       superclasses: superclass of each class, [num_classes].
@@ -119,7 +119,7 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
       rng: random generator.
 
     Returns:
-      Classes of each client for `split_by_class`: [m, largest number of classes of a client], filled up with -1.
+      Classes of each client for `split_by_class`: [m, largest number of classes of a client], padded with -1.
 
     Raises:
       JaxpflError: as in `deal_classes`.

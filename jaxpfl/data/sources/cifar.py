@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), read from the distributed formats.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), read from the official archives or from an .npz file.
 
 The loader searches the data directory, and its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and ``cifar-100``),
 for

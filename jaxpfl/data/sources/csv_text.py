@@ -108,7 +108,7 @@ class Table(NamedTuple):
                 return self.find(known)
         ways = [f"--client {shlex.quote(own)}" for own in self.names if own not in used]
         raise JaxpflError(
-            f"{self.path}: no column is called client or id (there are {self.listed}): "
+            f"{self.path}: no column is called client or id (available: {self.listed}): "
             + (f"write {printable(', or '.join(ways[:4]), 300)}" if ways else "add one with the clients' names")
         )
 

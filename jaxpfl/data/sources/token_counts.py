@@ -23,7 +23,7 @@ class TokenCounts(NamedTuple):
 
     Attributes:
       indptr: bounds of the users' entries, [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
-      indices: tokens, [nnz] int32, ascending for each user.
+      indices: position of each entry's token in ``vocabulary``, ascending for each user, [nnz] int32.
       counts: positive counts, [nnz] int32.
       users: names or numbers of the users in the data, [n].
       vocabulary: tokens as strings, [d].
@@ -261,7 +261,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     """
     parts = [leaf.read_users(part) for part in leaf.locate("reddit", folder) if part is not None]
     if leaf.kind_of(parts[0], folder) != "sequences":
-        raise JaxpflError(f"{folder} is not LEAF's Reddit: it has no sequences of tokens with 'target_tokens'")
+        raise JaxpflError(f"{folder} is not LEAF's Reddit data set: its users have no 'target_tokens'")
     tallies = [leaf.tally(users) for users in parts]
     vocabulary, length = leaf.vocabulary_of(folder, tallies[0]), max(found.longest for found in tallies)
     check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)

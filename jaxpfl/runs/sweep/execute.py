@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
 
     Attributes:
       group: group of runs.
-      experiment: experiment of the group's config, with the data.
+      experiment: experiment built from the group's config and data.
       runs: runs of the group, with the traced settings in their hyper-parameters.
     """
 
@@ -387,7 +387,7 @@ class States:
             self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
 
     def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
-        """Return the state of these runs as one state, with the simulation's sharding.
+        """Return the runs' states as one state with the simulation's sharding, and their rounds and seconds.
 
         Return None if some run's state was not kept, or the runs are at different rounds.
         """
