@@ -420,7 +420,7 @@ def test_a_layer_that_stays_plain_is_named_once(federation):
             x = nn.Conv(2, (3, 3), name="small")(nn.Conv(2, (12, 12), name="large")(x))
             return nn.Dense(10)(x.reshape(x.shape[0], -1))
 
-    with pytest.warns(JaxpflWarning, match=r"large \(convolution\): its kernel has 144 places") as seen:
+    with pytest.warns(JaxpflWarning, match=r"large \(convolution\): its kernel has 144 positions") as seen:
         result = fit("fedavg", federation, model=Wide(), rounds=1, local_steps=1)
     assert len(seen) == 1
     assert "small" not in str(seen[0].message)

@@ -169,7 +169,7 @@ def test_exact_penalty_is_the_sum_over_real_examples():
 def test_distillation_refuses():
     with pytest.raises(JaxpflError, match="did you mean 'kd'"):
         distillation.prior(distance="kdd")
-    with pytest.raises(JaxpflError, match="requires the distance kd, got square"):
+    with pytest.raises(JaxpflError, match="exact = true requires distance = kd, got square"):
         distillation.prior(distance="square", exact=True)
     with pytest.raises(JaxpflError, match="requires examples"):
         distillation.prior().penalty(distillation.Shared(0.0, 1.0), 0.0)

@@ -322,7 +322,7 @@ def test_the_delta_of_a_config_is_that_of_its_statement(federation):
     assert result.statement().epsilon == pytest.approx(8.0, rel=0.01)
     assert result.statement().epsilon <= 8.0
     assert result.statement(1e-2).epsilon < result.statement().epsilon
-    with pytest.raises(JaxpflError, match="the claim requires a delta"):
+    with pytest.raises(JaxpflError, match="a privacy claim requires delta"):
         jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(2.0)).statement()
 
 
