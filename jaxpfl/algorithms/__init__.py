@@ -1,6 +1,6 @@
 """Federated methods, one file each, as pure functions of one client and of the server; `registry` lists them.
 
-Notation: m clients; the cohort S of a round; a client's loss f_i and its number n_i of training examples; tau local
+Notation: m clients; the cohort S of a round; a client's loss f_i and its number of training examples n_i; tau local
 steps in a round (``LocalWork.steps``).
 """
 

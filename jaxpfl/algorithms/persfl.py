@@ -103,8 +103,8 @@ def persfl(
 ) -> Algorithm:
     """PersFL: FedAvg, then local distillation from each client's best global model.
 
-    The personalized model is the student with the greatest validation accuracy (before any step, the teacher). The
-    global model is mu. For a task without classes, the student with the smallest validation loss is chosen,
+    The personalized model is the student with the greatest validation accuracy, or the teacher if the client takes no
+    step. The global model is mu. For a task without classes, the student with the smallest validation loss is chosen,
     `Task.divergence` replaces KL, and there are no temperatures.
 
     Implements: Divi et al. 2021, equation (2); Divi et al. 2021, equation (3); Divi et al. 2021, Algorithm 1.

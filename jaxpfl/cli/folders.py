@@ -118,18 +118,18 @@ def predict(
     adapt: bool = False,
     target: str | None = None,
 ) -> None:
-    """Predict the rows of a new table, each with its client's model, or with the global model for a new client.
+    """Predict each row of a new table with its client's model, or with the global model if the client is new.
 
     Args:
         csv: Table with the columns of the run's features; other columns are not used.
         output: CSV file to write, with the columns client, prediction, and a probability for each class; by default,
             standard output.
-        client: Column with the clients' names; by default, the run's column of clients.
+        client: Column with the clients' names; by default, the run's client column.
         only_global: Predict every row with the global model.
         method: Method whose models are used; optional if there is only one.
         encoding: Encoding of the table; by default, as in the run.
-        adapt: Adapt to the labeled rows of each new client, as a run adapts --unseen-clients, and predict all rows of
-            the client with its adapted model. The models must be in the run folder.
+        adapt: Adapt the model to the labeled rows of each new client, as jaxpfl run --unseen-clients does, and predict
+            all rows of the client with the adapted model. The models must be in the run folder.
         target: Column of the labels for --adapt; by default, as in the run.
     """
     from jaxpfl.data.sources import csv_text

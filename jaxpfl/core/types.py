@@ -63,7 +63,7 @@ class ClientData:
     Attributes:
       examples: the store, which all clients share.
       start: position of the client's first example, [] int32 (or [m] when stacked).
-      size: number n_i of the client's examples, [] int32 (or [m]).
+      size: number of the client's examples n_i, [] int32 (or [m]).
       capacity: largest number n of examples that a client can have; static.
       chunk: number of examples that a pass over all of a client's examples processes together; static, at most the
         capacity.

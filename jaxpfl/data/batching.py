@@ -197,7 +197,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
       key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
       participations: number of rounds in which this client has trained before, [] integer. The position in the sequence
         of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
-      size: number n_i of the client's examples, [] int32. If the number is 0, as in an empty slot of a cohort, no slot
+      size: number of the client's examples n_i, [] int32. If the number is 0, as in an empty slot of a cohort, no slot
         of a batch is valid.
 
     Returns:

@@ -31,7 +31,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     """Plot a split: class counts by client, examples by split, and a histogram of the clients' sizes.
 
     In the heat map, columns are clients and rows are classes. The bars below show each client's examples by split. The
-    histogram is at the right. Up to 60 clients are shown in their order; more clients are sorted by their most frequent
+    histogram is on the right. Up to 60 clients are shown in their order; more clients are sorted by their most frequent
     class. If there are more than 100 classes, only the 100 most frequent classes are shown.
 
     Args:

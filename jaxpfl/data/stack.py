@@ -203,7 +203,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
         x, y = _arrays(x), np.asarray(y)
     except ValueError as error:  # raised by NumPy for nested lists of unequal length
-        raise JaxpflError(f"{whose}: inputs or labels are not an array: {error}") from error
+        raise JaxpflError(f"{whose}: cannot convert inputs or labels to an array: {error}") from error
     leaves = jax.tree.leaves(x)
     for leaf in leaves:
         if leaf.ndim == 0 or y.ndim not in (1, 2):

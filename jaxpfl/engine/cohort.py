@@ -377,7 +377,8 @@ def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyT
     """Convert positions in whole stores to positions in one device's shards of these stores.
 
     Args:
-      tree: one client's tree or a stacked tree, without its stores.
+      tree: tree that `split_stores` returned, without the examples of its `ClientData`, for one client or stacked by
+        client.
       stores: this device's shards; all devices' shards of a store have the same length.
       device: index of this device, [] int32.
     """

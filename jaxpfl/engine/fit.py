@@ -98,8 +98,8 @@ class Fit(NamedTuple):
     def table(self) -> str:
         """Table of the scores after the last round, as text.
 
-        The table has a row for each model, a row for unseen clients and a row for the best constant prediction, and it
-        names the clients with the worst scores.
+        The table has a row for each model, and names the clients with the worst scores. There are rows for unseen
+        clients and for the best constant prediction if they were scored.
 
         For the headline metric, the table has the mean over clients (± standard deviation over seeds), the 10 %
         quantile (90 % if lower is better) and the mean of the worst tenth of the clients. For other metrics, it has the

@@ -187,7 +187,7 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
 
     Args:
       federation: data of all clients.
-      groups: groups of the clients.
+      groups: groups of clients with the same architecture, each with the rows of its members.
       views: whether all groups share the store of examples; otherwise each group gets a copy of its own examples.
     """
     if len(groups) == 1:

@@ -180,6 +180,9 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
       places: row of each client, [m].
       devices: number of devices that share the clients.
       layout: sharding of arrays by client row, and of stores by device.
+
+    Raises:
+      JaxpflError: if the shards of a store have too many examples in total for int32 positions.
     """
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices

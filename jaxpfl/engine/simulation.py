@@ -647,7 +647,7 @@ class Scored(NamedTuple):
 
     Attributes:
       federations: data of each group.
-      groups: groups of the clients.
+      groups: groups of clients with the same architecture, each with the rows of its members.
       placement: placement of the data, and of the states during scoring.
     """
 

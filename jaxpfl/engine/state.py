@@ -193,8 +193,8 @@ def init_state(
     Args:
       algorithm: the method.
       participation: sampling of the cohorts.
-      groups: groups of the clients.
-      rows: number of rows m'.
+      groups: groups of clients with the same architecture, each with the rows of its members.
+      rows: number of rows m', which is m rounded up to a multiple of the number of devices.
       block: number of clients whose states are computed at a time; None for all.
       model: devices that share one client's arrays, as in `RoundPlan`.
       keys: the run's key, and the noise key, which is None if the algorithm is not private.

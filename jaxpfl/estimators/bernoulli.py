@@ -35,7 +35,7 @@ fifty thousand clients with one sample gives about this value.
 
 
 class Share(NamedTuple):
-    """A client's share of ones [] and number n_i of samples []: the local state and, without privacy, the message."""
+    """A client's share of ones [] and number of samples n_i []: the local state and, without privacy, the message."""
 
     share: Array
     size: Array

@@ -45,10 +45,11 @@ class Broadcast(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's message: its released mean [d], its public n_i [], its squared deviations, and random scores.
+    """A client's message: the released mean, the public number of samples n_i, squared deviations and scores.
 
-    ``scatter`` is the sum of squared deviations from the mean, [], if sx2 is to be estimated, and otherwise zero. The
-    ``scores`` [starts, k] for k-means++ are public, and independent of the client's data.
+    The ``mean`` is [d], and the ``size`` n_i is []. ``scatter`` is the sum of squared deviations from the mean, [], if
+    sx2 is to be estimated, and otherwise zero. The random ``scores`` [starts, k] for k-means++ are public, and
+    independent of the client's data.
     """
 
     mean: Array

@@ -147,11 +147,12 @@ def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate
 
 
 def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
-    """Wrap an ``equinox.Module`` for one example, or a function that makes one from a key.
+    """Wrap an ``equinox.Module`` that takes a single example, or a function ``key -> equinox.Module``.
 
-    Parameters are the module's float arrays, as nested dictionaries by attribute. As with `from_nnx`, a function draws
-    new parameters for each seed, and every run starts from the parameters of an instance. The module is called with one
-    example in the layout of the data (images are [H, W, C]), and with a `key` if it has an argument `key`.
+    Parameters are the module's float arrays, as nested dictionaries keyed by attribute name. As with `from_nnx`, if a
+    function is given, each seed draws new parameters; if a module is given, every run starts from its parameters. The
+    module is called with one example in the layout of the data (images are [H, W, C]), and with a `key` if it has an
+    argument `key`.
 
     Raises:
       JaxpflError: if the module has state (BatchNorm), if no module is given or made, or if equinox is not installed.

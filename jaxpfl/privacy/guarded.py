@@ -48,7 +48,7 @@ class Access(NamedTuple):
 
     Attributes:
       steps: largest number of steps.
-      own: function for a client's own number of steps, at most ``steps``; None if all clients take ``steps``.
+      own: function that returns a client's number of steps, at most ``steps``; None if all clients take ``steps``.
       batches: number of mini-batches per step.
       releases: number of gradients per mini-batch.
     """
@@ -89,7 +89,7 @@ class Ledger:
         """Record a descent and return its index among the call's descents.
 
         Raises:
-          JaxpflError: if called within the method's own loop or branch, which may run a recorded descent several times.
+          JaxpflError: if called in a JAX loop or conditional of the method, which may run a descent several times.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self.refuse("trains inside its own loop or branch, where its steps cannot be counted")
@@ -214,11 +214,12 @@ class GuardedData:
 
         Args:
           steps: largest number of steps.
-          own: function for a client's own number of steps, at most ``steps``; None if all clients take ``steps``.
+          own: function that returns a client's number of steps, at most ``steps``; None if all clients take ``steps``.
           each: number of mini-batches per step.
 
         Raises:
-          JaxpflError: if the data may not be read, or if called within the method's own loop or branch.
+          JaxpflError: if the method may not train on these examples (validation examples, for instance), or if called
+            in a JAX loop or conditional of the method.
         """
         if self._drawn is None:
             self._ledger.refuse(f"trains in {self._ledger.call} on examples that it may not read")

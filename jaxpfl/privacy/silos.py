@@ -84,7 +84,7 @@ class SiloMechanism:
         includes.
       releases: number of gradients per mini-batch.
       rounds: number of rounds R.
-      noise_seed: source of the noise, ``run`` or ``secret``.
+      noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).
     """
 
     silos: tuple[Silo, ...]
@@ -190,7 +190,7 @@ def mechanism_of(
       rounds: number of rounds R.
       clipping_norm: clipping norm C.
       noise_multiplier: noise multiplier z for all silos; 0 clips only.
-      noise_seed: source of the noise, ``run`` or ``secret``.
+      noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).
       cuts: whether large mini-batches may be cut, with a probability below 1e-6 per draw; RDP does not support this.
 
     Raises:

@@ -38,9 +38,9 @@ def keep_programs() -> Path | None:
 
     Returns:
       The folder. With several processes, the programs of simulations are not kept, but the folder is returned. None if
-      nothing is kept, for one of three reasons: the user has made a choice (``JAX_COMPILATION_CACHE_DIR`` is set, even
-      to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder cannot
-      be written; or other users can write to it.
+      nothing is kept, for one of three reasons: the user configured JAX's cache (``JAX_COMPILATION_CACHE_DIR`` is set,
+      even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder is
+      not writable; or other users can write to it.
     """
     import jax
 
@@ -126,9 +126,9 @@ def repair(warning: str) -> bool:
 
 
 def trim(root: Path, limit: int) -> None:
-    """Delete the least recently used programs until at most ``limit`` bytes remain.
+    """Delete the least recently used programs and autotuning results until at most ``limit`` bytes remain.
 
-    The programs of all machines and versions below ``root`` are counted. JAX's own limit is not used: it needs a
+    The files of all machines and versions below ``root`` are counted. JAX's own limit is not used: it needs a
     package that JAX does not install, and refuses every write if an earlier process was killed between writing two
     files.
     """

@@ -98,7 +98,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
     if is_stored(config.data):
         raise JaxpflError(f"{config.data} is already a saved federation")
     if config.standardize:
-        raise JaxpflError("standardize applies when a run opens the federation: leave it out here")
+        raise JaxpflError("a saved federation is not standardized: set standardize in the runs that open it instead")
     _refuse_test_users(config)
     check_new(folder)
     split: dict[str, Any] = dataclasses.asdict(part_of(Split, config))
@@ -238,7 +238,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Presets by data set, as differences from `_COMMON`. If a preset has no ``model``, `model_for` chooses one."""
 
-# A table with a column of clients. Its features are standardized, and the learning rate suits correlated features.
+# A table with a client column. Its features are standardized, and the learning rate suits correlated features.
 _OWN_TABLE: dict[str, Any] = _USERS | {
     "model": "linear",
     "test_share": 0.25,

@@ -139,7 +139,7 @@ _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",)
 
 
 def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Refuse to replace a folder of results that also contains files of the user.
+    """Refuse to replace a folder of results that also contains the user's own files.
 
     Args:
       folder: folder of results.
@@ -148,7 +148,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
     Raises:
       JaxpflError: if the folder, or one of its subfolders in `_ENDINGS`, contains a file that is not part of the
-        results; the message names the file.
+        results; the message names the file. Files whose names start with a dot are ignored.
     """
     known = {mark, *SHARED, *parts}
     inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
@@ -219,7 +219,7 @@ def discard_unstarted(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in (folder / "config.json", records, folder / GRAPH):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # the folder also contains files of the user
+    with suppress(OSError):  # the folder also contains the user's own files
         folder.rmdir()
 
 
@@ -241,7 +241,7 @@ def sources_of(methods: Iterable[str]) -> dict[str, str]:
 
 
 def texts_of(config: RunConfig, methods: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of all files of the user that a run or sweep needs, by path relative to ``code/``.
+    """Return the contents of all the user's files that a run or sweep needs, by path relative to ``code/``.
 
     Raises:
       JaxpflError: if two different files have the same name.
@@ -279,7 +279,7 @@ def located(config: C, folder: Path = Path()) -> C:
 
 
 def methods_in(folder: Path, methods: Iterable[str], sources: Mapping[str, str]) -> list[str]:
-    """Return the names of the methods; a method from a file of the user is replaced by a reference to its copy.
+    """Return the names of the methods; a method from a user's file is replaced by a reference to its copy.
 
     A warning says that code from the folder will be run.
 

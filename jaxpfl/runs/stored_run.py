@@ -85,7 +85,7 @@ class StoredRun(NamedTuple):
         if now["hyper"] != self.record["hyper"]:
             raise JaxpflError(f"the methods' hyper-parameters differ from those of the run in {self.folder}")
         if now["graph"] != self.record.get("graph"):
-            raise JaxpflError(f"the graph of the clients differs from that of the run in {self.folder}")
+            raise JaxpflError(f"the client graph has changed since the run in {self.folder}")
         return experiment
 
 

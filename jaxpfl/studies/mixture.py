@@ -262,7 +262,7 @@ class Kinds(NamedTuple):
 
 
 def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> Kinds:
-    r"""Fit the kinds' probabilities p and centers mu, and the samples' variances, to a file by EM.
+    r"""Fit the mixture to a file by EM: the kinds' probabilities p and centers mu, and the samples' variances.
 
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 

@@ -1,4 +1,4 @@
-"""Python files of the user, named in settings as ``FILE.py:NAME``.
+"""The user's Python files, named in settings as ``FILE.py:NAME``.
 
 A file is run once for each command or fit, even if it is edited meanwhile. It can import modules from its own folder,
 and its output goes to standard error. The source of the file and of these modules is kept in memory, to be copied to

@@ -331,7 +331,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (stacked(x=np.ones((5, 3))), r"client 1, train: one input has shape \(3,\).*\(2,\)"),
     (stacked(x=np.ones((4, 2))), "client 1, train: 4 inputs but 5 labels"),
     (stacked(x=np.full((5, 2), "a")), "client 1, train: inputs must be real numbers"),
-    (stacked(x=[[1.0], [1.0, 2.0]]), "client 1, train: inputs or labels are not an array"),
+    (stacked(x=[[1.0], [1.0, 2.0]]), "client 1, train: cannot convert inputs or labels to an array"),
     (stacked(x=np.where(np.arange(10).reshape(5, 2) == 7, np.inf, 1)), "client 1, train: an input of example 3 is NaN"),
     (stacked(y=np.full(5, True)), "client 1, train: labels must be integers >= 0, or floats for regression, got bool"),
     (stacked(y=np.array([0.5, 1e300, 2, 3, 4])), "client 1, train: the label of example 1 is NaN, infinite"),

@@ -95,7 +95,7 @@ def test_a_path_is_found_in_the_given_folder_then_here_then_in_the_data_folder(t
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the data folder is the present folder
         assert (price(), price("../given")) == (0, 0)
-    with pytest.raises(JaxpflError, match=r"given/none.csv: no such file, there or in the current folder"):
+    with pytest.raises(JaxpflError, match=r"given/none.csv: no such file; a relative path is also tried"):
         load("csv:none.csv", "../given", table=BY_CITY)
 
 

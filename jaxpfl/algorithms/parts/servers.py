@@ -104,8 +104,7 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
     """Fraction |S| / m of all clients that contribute, [].
 
-    If the clients in S change on average by an update, the mean over ALL m clients changes by this fraction of the
-    update.
+    If u is the mean update of the clients in S, the mean over ALL m clients changes by this fraction times u.
     """
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
@@ -66,7 +66,7 @@ def read_headers(path: Path) -> dict[str, Header]:
 
 
 def read_npz(
-    path: Path, names: Iterable[str] | None = None, *, in_files: bool = False, more: int = 0
+    path: Path, names: Collection[str] | None = None, *, in_files: bool = False, more: int = 0
 ) -> dict[str, np.ndarray]:
     """Read arrays from an archive.
 
@@ -74,7 +74,7 @@ def read_npz(
       path: archive to read.
       names: names of the arrays to read; by default, all. Names that are not in the archive are ignored.
       in_files: whether to inflate the arrays into temporary memory-mapped files, block by block.
-      more: number of bytes that must fit into memory in addition to the arrays.
+      more: number of bytes that must fit into memory (with ``in_files``, on the disk) in addition to the arrays.
 
     Raises:
       JaxpflError: as in `read_headers`, and if the arrays do not fit into memory or on the disk.

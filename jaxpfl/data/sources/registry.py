@@ -161,7 +161,7 @@ def _load_planted(name: str, argument: str, root: Path, how: _How) -> Source:
 def _load_table(name: str, argument: str, root: Path, how: _How) -> Source:
     place = _place(argument, root)
     if not place.exists():
-        raise JaxpflError(f"cannot read {place}: no such file, there or in the current folder")
+        raise JaxpflError(f"cannot read {place}: no such file; a relative path is also tried in the current folder")
     return tables.load_table(name, place, how.table or TableOptions(), task=how.task)
 
 

@@ -80,7 +80,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     Raises:
       JaxpflError: if the file is not such a table (the message names the line and the column); if a column is unknown;
         if a value is missing that ``options.missing`` does not allow; if a column has neither numbers nor categories;
-        if the labels do not suit the task; or if the column of clients names fewer than two clients.
+        if the labels do not suit the task; or if the client column names fewer than two clients.
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)

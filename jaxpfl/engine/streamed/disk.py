@@ -153,7 +153,7 @@ class Journal:
 
         Raises:
           UnwritableError: if writing fails, for example because the disk is full.
-          JaxpflError: if the existing journal has records of other rows (`records`).
+          JaxpflError: if the existing journal has records of rows outside this range; see `records`.
         """
         self.path = path
         self._kept = np.zeros(rows, bool)

@@ -95,7 +95,7 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
 
     Args:
       ones: number of ones of each client, [m].
-      size: number n_i of samples of each client, [m].
+      size: number of samples n_i of each client, [m].
       seed: seed of the simulation.
     """
     from scipy import special

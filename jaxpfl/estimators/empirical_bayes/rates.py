@@ -214,12 +214,12 @@ class AtomRates(NamedTuple):
 def ebbinomial(
     successes: Any, trials: Any, prior: RatePrior = "conjugate", *, weights: Any = None
 ) -> Rates | AtomRates:
-    """Fit a prior to numbers of successes in trials, and return the posterior of every client's probability.
+    """Fit a prior to counts of successes, and return the posterior of every client's probability.
 
     Args:
-      successes: numbers Z_i of successes, integers, [m].
-      trials: numbers n_i of trials, integers of at least one, [m], or one number for all.
-      prior: "conjugate" for a Beta distribution, or "npmle" for any distribution.
+      successes: counts of successes Z_i, integers, [m].
+      trials: numbers of trials n_i, integers of at least one, [m], or one number for all.
+      prior: "conjugate" for a Beta distribution, or "npmle" for a nonparametric prior.
       weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
@@ -233,16 +233,18 @@ def ebbinomial(
 
 
 def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weights: Any = None) -> Rates | AtomRates:
-    """Fit a prior to numbers of events, and return the posterior of every client's rate.
+    """Fit a prior to event counts, and return the posterior of every client's rate.
 
     Args:
-      count: numbers Z_i of events, integers, [m].
+      count: event counts Z_i, integers, [m].
       exposure: positive exposures e_i, [m], or one number for all.
-      prior: "conjugate" for a Gamma distribution, or "npmle" for any distribution.
+      prior: "conjugate" for a Gamma distribution, or "npmle" for a nonparametric prior.
       weights: weights of the clients, as in `ebbinomial`.
 
     Raises:
-      JaxpflError: as in `ebbinomial`; or if all counts are zero.
+      JaxpflError: if counts are not nonnegative integers, or exposures are not positive; if there are fewer than two
+        clients; if all counts are zero; or if the prior or weights are refused as in `ebbinomial`. Inside a JAX
+        transformation, values are not checked.
     """
     return _fit(("count", "exposure"), count, exposure, prior, weights, bounded=False)
 

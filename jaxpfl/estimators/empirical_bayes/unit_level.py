@@ -58,7 +58,7 @@ class UnitMeans(NamedTuple):
     """Predicted means of m clients, from N samples and p columns of covariates; the first column is the intercept.
 
     Attributes:
-      size: numbers n_i of samples, [m].
+      size: numbers of samples n_i, [m].
       own: means of the clients' samples, [m].
       regression: value of the regression at the clients' covariates, [m].
       mean: empirical best linear unbiased predictors, [m].

@@ -242,6 +242,8 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
 def check_growth(old: Definition, new: Definition, folder: Path) -> None:
     """Check that a resumed sweep is the stored sweep, possibly with more methods, values, draws or seeds.
 
+    The changes that `differences` allows to a run's config, such as more rounds, are allowed too.
+
     Raises:
       JaxpflError: if the resumed sweep differs in another way; the message lists the differences.
     """

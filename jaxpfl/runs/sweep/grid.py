@@ -264,7 +264,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
         if own.replace("-", "_") not in fields:
             raise unknown_name(f"setting of {owner}", own, fields)
         if given == "privacy.unit":
-            raise JaxpflError("privacy.unit cannot be an axis of a sweep: epsilons of two units are not comparable")
+            raise JaxpflError("privacy.unit cannot be a sweep axis: epsilons for different units are not comparable")
         return f"{owner}.{own.replace('-', '_')}"
     if dot:
         if owner not in methods:

@@ -265,12 +265,12 @@ _MOST_TICKS = 12
 
 
 def _new_panels(count: int, title: str, beside: int) -> tuple[Any, list[Any]]:
-    """Return a figure and its panels, which are next to each other.
+    """Return a figure with a row of panels, and the panels.
 
     Args:
       count: number of panels.
       title: title of the figure.
-      beside: number of lines of the legend at the right; the figure is made high enough for them.
+      beside: number of lines in the legend on the right; the figure is tall enough for them.
     """
     from matplotlib.figure import Figure
 
@@ -306,7 +306,7 @@ def set_scale(panel: Any, axis: Axis) -> None:
 
 
 def _add_legend(figure: Any, panel: Any, series: Mapping[str, Series]) -> None:
-    """Add a legend of the lines and markers at the right of the panels."""
+    """Add a legend of the lines and markers on the right of the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -253,9 +253,9 @@ def summarize(
       are over the finished runs; the validation score is over the finished runs with the seeds of the search. A
       statistic is None if one of these runs lacks the metric. ``seeds`` is the number of finished runs, ``seconds`` the
       total over all runs, and ``status`` the worst status of the runs, or "unfinished" if all are done but some seeds
-      of the search were not run. ``reason`` explains the status of a row, and is empty if all runs are done. ``tries``,
-      ``level_with`` and ``reason`` of the best setting are as in `Choice`. If the headline metric is not the accuracy,
-      the entry ``metric`` names it, and its name replaces ``accuracy`` in the names of the entries.
+      of the search were not run. ``reason`` explains the status of a row, and is empty if ``status`` is "done". For
+      the best setting, ``tries``, ``level_with`` and ``reason`` are as in `Choice`. If the headline metric is not
+      accuracy, the entry ``metric`` names it, and keys such as ``validation_accuracy`` use its name instead.
     """
     records = list(records)
     seeds, groups, headline = list(dict.fromkeys(seeds)), group_by_setting(records), headline_of(records)
