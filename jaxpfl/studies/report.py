@@ -189,21 +189,24 @@ def write_curves(
     return save(figure, path.parent, path.stem)
 
 
-def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, least: float) -> Path:
+def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, least: float | None = None) -> Path:
     """Plot every estimator's mean error with bars of two standard errors; write the plot to ``folder/errors.png``.
 
     Args:
       folder: folder of the plot.
       rows: estimator -> dict with the ``mean`` of its squared errors and the mean's ``stderr`` (None if unknown).
       ylabel, title: label and title of the plot.
-      least: Bayes risk, drawn as a line.
+      least: Bayes risk, drawn as a line; if None, the axis is logarithmic.
     """
     figure, axes = new_axes("", ylabel, title)
     bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
     axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
-    axes.axhline(least, color=color("local"), linestyle="--", linewidth=1.2, label=f"Bayes risk {least:.3g}")
+    if least is None:
+        axes.set_yscale("log")
+    else:
+        axes.axhline(least, color=color("local"), linestyle="--", linewidth=1.2, label=f"Bayes risk {least:.3g}")
     note = f"bars: ± {FEW_ERRORS:g} standard errors" if any(bars) else None
-    axes.legend(frameon=False, fontsize=9, title=note, title_fontsize=9)
+    axes.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, title=note, title_fontsize=9)
     axes.tick_params(axis="x", labelrotation=20, labelsize=8)
     return save(figure, folder, "errors")
 

@@ -299,7 +299,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
     main(
         ["estimate", "normal-means", "--csv", str(path), "--weights", "People", "--prior", prior, "--output", str(out)]
     )
-    assert f"prior weighted by people, worth {w.sum() ** 2 / (w**2).sum():.4g} equal cl" in capsys.readouterr().out
+    assert f"weighted by people, equivalent to {w.sum() ** 2 / (w**2).sum():.4g} equal w" in capsys.readouterr().out
     with jax.enable_x64(True):
         fit = ebnm(x, s, prior=prior, weights=w)
         low, high = fit.interval()
