@@ -125,7 +125,7 @@ def about(
 
     Args:
       help: one sentence for ``--help`` and the documentation of the Python keyword; by default the docstring below the
-        field (`read_help`).
+        field; see `read_help`.
       unless_given: text that says what the default None means.
       range: allowed values of a number.
       unit: unit of a number, such as "clients".

@@ -298,7 +298,7 @@ class Fit(NamedTuple):
           metric: name of the metric; by default, `headline`.
           model: model that is scored: ``global``, ``before`` or ``after``.
           weights: ``clients`` for equal weights, or ``examples`` for the weights ``test_sizes``. With ``examples``, the
-            mean of an accuracy, loss, MAE or RMSE is the score of all test examples together (`mean_over_examples`).
+            mean of an accuracy, loss, MAE or RMSE is the score of all test examples together; see `mean_over_examples`.
 
         Raises:
           JaxpflError: if a name is unknown.

@@ -128,7 +128,7 @@ def norm_radius(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples:
     .. math:: R = r + \sqrt{variance} \big( \sqrt{d} + \sqrt{2 \log(m^2 n)} \big)
 
     All m means have a norm of at most R with probability at least 1 - 1/(mn), because a chi variable exceeds
-    sqrt(d) + t with probability at most exp(-t^2/2). Lemma 3 of the paper is looser (`lemma_3`).
+    sqrt(d) + t with probability at most exp(-t^2/2). Lemma 3 of the paper is looser; see `lemma_3`.
     """
     return r + jnp.sqrt(variance) * (jnp.sqrt(float(dim)) + jnp.sqrt(-2 * jnp.log(_tail(clients, samples))))
 

@@ -213,7 +213,7 @@ class Task(NamedTuple):
     """A model with a loss and metrics.
 
     The loss returns a value per example, so that callers can mask and weight the examples. A metric also returns a
-    value per example, or it scores all examples of a client together (`per_client`).
+    value per example, or it scores all examples of a client together; see `per_client`.
 
     Attributes:
       model: model whose predictions are scored.

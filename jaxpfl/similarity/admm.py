@@ -120,7 +120,7 @@ def fuse(
       warm: ``Fused.warm`` of the previous solution; None for `cold`.
       tolerance: largest primal and dual residual at which the iteration stops.
       most: maximum number of steps.
-      dense: whether to use the spectrum of the graph; None for the faster solver (`prefers_spectrum`).
+      dense: whether to use the spectrum of the graph; None for the faster solver; see `prefers_spectrum`.
       spectrum: spectrum of the graph, if it has been computed already.
 
     Raises:

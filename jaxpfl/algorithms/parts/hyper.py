@@ -44,7 +44,7 @@ def hyper(
       decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default, true if
         ``is_rate`` is true.
       paper: value in the method's paper or in a comparison with the method, if different from the default. Users select
-        it with the string ``"paper"`` (`replace`).
+        it with the string ``"paper"``; see `replace`.
     """
     metadata = {
         "doc": doc,

@@ -64,7 +64,7 @@ class LocalWork:
       draw: sampling of mini-batches: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
       optimizer: the client optimizer, as a name with arguments (`optimizers`) or a factory function. Every round starts
         with a new optimizer state, unless ``keeps_optimizer`` is true.
-      server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
+      server_optimizer: the server optimizer, for methods that average; see `with_server_optimizer`.
       weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
       privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. Methods
         themselves use the mechanism only for noise in every step (`released`); AdaMix's private server also uses it.

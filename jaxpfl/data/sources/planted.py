@@ -5,7 +5,7 @@ r"""Synthetic clients in planted clusters, each with a logistic regression whose
 
 Here theta_c are the coefficients of cluster c, r their norm, and c(i) the cluster of client i. Clusters differ only in
 the conditional distribution of labels, so the inputs x do not identify a cluster. Clusters have nearly equal sizes. The
-numbers are the same on every platform (`portable`).
+numbers are the same on every platform; see `portable`.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Rounds:
 
         The courier runs its tasks in this order: stage 0, stage 1, write 0, stage 2, write 1, ... When a round is
         staged, the results of all earlier rounds have therefore been written, except for the round just before. The
-        rows of that round are taken from the devices (`make_streamed`).
+        rows of that round are taken from the devices; see `make_streamed`.
 
         Args:
           run: index of the run.

@@ -76,10 +76,10 @@ def cluster(
       users: users to be clustered.
       start: initial centers, [k, d].
       rounds: number of rounds T.
-      floor: lower bound s on a token's probability, before normalization (`floored`).
+      floor: lower bound s on a token's probability, before normalization; see `floored`.
       rate: step size toward the users' mean. If 1, a center without users becomes uniform, as in the paper; otherwise
         such a center keeps its value.
-      complete: function applied to the means [k, d] before they become centers (`token_mask`).
+      complete: function applied to the means [k, d] before they become centers; see `token_mask`.
     """
     start, rate = counts_dtype((start, rate), users)
     jumps = rate == 1
@@ -124,7 +124,7 @@ def far_apart(
       clusters: number of centers k.
       temperature: temperature t >= 0. If zero, users are drawn uniformly; if infinite, the user with the largest
         divergence is chosen.
-      floor: lower bound s on a token's probability, before normalization (`floored`).
+      floor: lower bound s on a token's probability, before normalization; see `floored`.
       direction: direction of the divergence.
     """
 

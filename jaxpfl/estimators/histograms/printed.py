@@ -102,7 +102,7 @@ def centering(
       epsilon: epsilon of each part of a call, for the Laplace noise on the counts.
       stddev: standard deviation sigma, from `gaussian_stddev`.
       clip: clipping constant c.
-      floor: lower bound s on a token's probability, before normalization (`floored`).
+      floor: lower bound s on a token's probability, before normalization; see `floored`.
     """
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)

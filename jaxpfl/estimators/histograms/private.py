@@ -180,11 +180,11 @@ def cluster(
       radius: clipping norm C.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``, which determines the weight of ``first`` relative to the rounds.
-      floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
-      spread: standard deviation of the log of the random factors that turn the private mean into initial centers
-        (`private_start`).
+      floor: lower bound s on an entry of a center, before the center is normalized; see `floored`.
+      spread: standard deviation of the log of the random factors that turn the private mean into initial centers;
+        see `private_start`.
       rate: step size from a center toward the (shrunk) noisy mean of its cluster; 1 replaces the center by this mean.
-      shrink: whether noisy centers are shrunk toward the mean (`shrunk`).
+      shrink: whether noisy centers are shrunk toward the mean; see `shrunk`.
       keep: mask of the tokens used for clustering, [d] bool; for the other tokens, each center has the entries of
         the mean.
     """
@@ -235,7 +235,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     Args:
       noisy: noisy shares, [d].
       stddev: standard deviation of the noise, [] or [d], positive.
-      floor: lower bound s on a share, before the shares are normalized (`floored`).
+      floor: lower bound s on a share, before the shares are normalized; see `floored`.
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
@@ -333,9 +333,9 @@ def cluster_standardised(
       radius: clipping norm C of ``first``.
       noise: noise multiplier z of each round, positive.
       first_noise: noise multiplier of ``first``.
-      floor: lower bound s on an entry of a center, before the center is normalized (`floored`).
-      spread: standard deviation of the log of the random factors that turn the private mean into initial centers
-        (`private_start`).
+      floor: lower bound s on an entry of a center, before the center is normalized; see `floored`.
+      spread: standard deviation of the log of the random factors that turn the private mean into initial centers;
+        see `private_start`.
     """
     of_start, of_rounds = jax.random.split(key)
 

@@ -135,7 +135,7 @@ def tuned(
       candidates: values to choose from, [g].
       point: estimates to fine-tune (see `toward`), computed once for all candidates.
       weight: `fixed` or `size_weight`.
-      floor: lower bound s on a token's probability, before normalization (`floored`).
+      floor: lower bound s on a token's probability, before normalization; see `floored`.
 
     Returns:
       The best candidate [] and the mean loss of every candidate [g].

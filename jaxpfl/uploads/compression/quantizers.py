@@ -81,7 +81,7 @@ def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
     """Quantize each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message.
 
     Raises:
-      JaxpflError: if the number of bits is not supported (`check_bits`).
+      JaxpflError: if the number of bits is not supported; see `check_bits`.
     """
     check_bits(bits)
     top = 2**bits - 1
@@ -107,7 +107,7 @@ def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
     """Quantize x to 2^bits levels; entries in [-b, b] are preserved in expectation.
 
     Raises:
-      JaxpflError: if the number of bits is not supported (`check_bits`).
+      JaxpflError: if the number of bits is not supported; see `check_bits`.
     """
     return values(levels(key, x, b, bits), b, bits)
 
@@ -116,7 +116,7 @@ def variance_bound(b: Scalar, bits: int) -> Array:
     """Upper bound ``b^2 / L^2`` on the variance of a quantized entry, where L = 2^bits - 1, [].
 
     Raises:
-      JaxpflError: if the number of bits is not supported (`check_bits`).
+      JaxpflError: if the number of bits is not supported; see `check_bits`.
     """
     return jnp.square(b / (2 ** check_bits(bits) - 1))
 
@@ -135,7 +135,7 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
     h / 70, and at most 0.0016 h^2 otherwise.
 
     Raises:
-      JaxpflError: if the number of bits is not supported (`check_bits`).
+      JaxpflError: if the number of bits is not supported; see `check_bits`.
     """
     step = 2 * b / (2 ** check_bits(bits) - 1)
     k = jnp.arange(1, _TERMS + 1)
@@ -164,7 +164,7 @@ def uniform(key: Key, x: Array, bits: int) -> Compressed:
     """Round x [d] stochastically to 2^bits levels between ``-max |x|`` and ``max |x|``.
 
     Raises:
-      JaxpflError: if the number of bits is not supported (`check_bits`).
+      JaxpflError: if the number of bits is not supported; see `check_bits`.
     """
     scale = jnp.abs(x).max()
     value = quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
