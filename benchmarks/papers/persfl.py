@@ -194,7 +194,7 @@ def _tables(data: str) -> tuple[Experiment, ...]:
         Experiment(
             f"persfl-table6-{data}",
             f"{PAPER}, Table 6",
-            f"{title}: PersFL beside generalized distillation",
+            f"{title}: PersFL beside generalised distillation",
             each,
             _variants(data, Contender("persfl-gd", "PersFL-GD"), _GENERALISED[data]),
         ),
