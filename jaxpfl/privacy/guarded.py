@@ -160,7 +160,7 @@ class GuardedBatch:
           NaN, because the loss is not released, and the noisy mean gradient.
 
         Raises:
-          JaxpflError: if called within the method's own loop, branch or gradient.
+          JaxpflError: if called in a JAX loop, conditional or gradient of the method.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self._ledger.refuse("takes gradients of a mini-batch inside a loop, a branch or another gradient")

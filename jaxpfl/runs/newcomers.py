@@ -1,4 +1,4 @@
-"""Adaptation of new clients to labeled rows of a table, in the same way as a run adapts its unseen clients."""
+"""Adaptation of new clients to labeled rows of a table, as a run adapts its unseen clients."""
 
 from __future__ import annotations
 
