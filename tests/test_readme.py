@@ -56,7 +56,7 @@ def test_links_lead_somewhere(page: Path):
 def test_every_method_and_study_is_documented():
     pages = {page: (ROOT / "docs" / f"{page}.md").read_text() for page in ("methods", "estimation", "network")}
     assert [name for name in METHODS if f"`{name}`" not in pages["methods"]] == []
-    commands = re.findall(r"(?:jaxpfl estimate|;) ([\w-]+)", pages["estimation"] + pages["network"])
+    commands = re.findall(r"(?:jaxpfl estimate|or) ([\w-]+)", pages["estimation"] + pages["network"])
     assert set(STUDIES) - set(commands) == set()
 
 

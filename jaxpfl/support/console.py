@@ -102,7 +102,7 @@ def literal(text: str) -> str:
 
 def entitle(axes: Any, title: str) -> None:
     """Set the title, left-aligned above the axes."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
 
 
 def plain(axes: Any) -> None:
