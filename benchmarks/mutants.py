@@ -112,7 +112,7 @@ def mutants(path: Path, file: str) -> Iterator[Mutant]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where this file is a plugin of pytest, record the functions of the package that a test enters, and its cost."""
+    """Record the functions of the package that a test enters, and its cost, if pytest loads this file as a plugin."""
     root = f"{ROOT / 'jaxpfl'}{os.sep}"
     entered: set[CodeType] = set()
 

@@ -30,7 +30,7 @@ class Lead:
 
     @property
     def level(self) -> bool:
-        """Whether the interval contains zero."""
+        """True if the interval contains zero."""
         return abs(self.points) <= self.half_width
 
     @property
