@@ -236,9 +236,8 @@ def _hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(hear)
 
 
-_ROOT = Path(__file__).parents[1]
 # Read at import: files that change later are not the code of this process.
-_OWN = repr([(str(p), (stat := p.stat()).st_mtime_ns, stat.st_size) for p in sorted(_ROOT.rglob("*.py"))])
+_STATS = [(path, path.stat()) for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
 
 
 @functools.cache
@@ -247,8 +246,9 @@ def _versions() -> str:
 
     They are part of a file's name because a key identifies the functions of libraries and of this package by name only.
     """
+    own = repr([(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in _STATS])
     names = "jax", "flax", "optax", "numpy", "chex", "equinox"
-    return "-".join((python_version(), *map(_version, names), hashlib.sha256(_OWN.encode()).hexdigest()[:16]))
+    return "-".join((python_version(), *map(_version, names), hashlib.sha256(own.encode()).hexdigest()[:16]))
 
 
 def _version(package: str) -> str:

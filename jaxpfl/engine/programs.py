@@ -141,7 +141,7 @@ class Programs:
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
-        block = self.execution.block if name == "advance" else self._of.scoring.block
+        block = self._plan_of(name).block
         devices = self._of.placement.devices
         while True:
             options = self.options(name, arguments) | self.execution.compiler_options
@@ -174,7 +174,7 @@ class Programs:
 
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
         """Digest of the ``advance`` program or of a scoring program (`compiled.digest`)."""
-        block = self.execution.block if name == "advance" else self._of.scoring.block
+        block = self._plan_of(name).block
         options = self.options(name, arguments) | self.execution.compiler_options
         return compiled.digest(self.function(name, block), arguments, **options)
 
@@ -207,14 +207,18 @@ class Programs:
         else:
             assert name in ("test", "validation")
             one = make_evaluate(algorithm, of.task, plan, split=name)
-        chosen = self.execution if name == "advance" else of.scoring
+        chosen = self._plan_of(name)
         runs = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
         more = {"apart": of.placement.model is not None, "linear": self._linear(name)}
         return traced_as(runs, chosen.form, chosen.matmul, **more)
 
+    def _plan_of(self, name: Name) -> Resolved:
+        """Resolved plan of a program other than ``start``."""
+        return self.execution if name == "advance" else self._of.scoring
+
     def _linear(self, name: Name) -> linear_kernel.Form | None:
         """Form of a linear model's local SGD in a program; None for other models."""
-        chosen = (self.execution if name == "advance" else self._of.scoring).linear
+        chosen = self._plan_of(name).linear
         if chosen is None:
             return None
         return "plain" if self._without_kernel else chosen[0]
