@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> None:
         signals.watch()
     given = sys.argv[1:] if argv is None else argv
     shared = any(argument.split("=")[0] == "--distributed" for argument in given)
-    # Silence XLA's log, because `distributed` reports a lost process in one line; XLA reads the variable when JAX is
-    # imported. Level 1 is not a choice of the user: JAX sets it when it is imported, and child processes inherit it.
+    # Silence XLA's log, because `distributed` reports a lost process in one line. XLA reads the log level when JAX is
+    # imported. Level 1 is not the user's choice: JAX itself sets it on import, and child processes inherit it.
     if shared and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:

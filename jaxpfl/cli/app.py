@@ -26,24 +26,24 @@ ALONE: dict[str, str] = {
     "sweep": "Train methods over a grid of settings, choose by validation scores, and report test scores.",
     "recommend": "Find the measured federations most similar to yours, and print their best method and its command.",
 }
-"""Commands, each in its own module (see `commands_of`), and their purpose."""
+"""Commands that have a module of their own (see `commands_of`) -> their purpose."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and privacy claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check that result folders are complete, files match their checksums, and summaries match the files.",
-    "predict": "Predict the rows of a new table with exported models: each row with its client's, or the global one.",
+    "predict": "Predict the rows of a new table: by the exported model of a row's client, or by the global model.",
     "new": "Write a small project: a method, a data loader, a config, and a test that runs in seconds.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
-"""Commands in ``jaxpfl.cli.folders``, which mostly concern existing results, and their purpose."""
+"""Commands in ``jaxpfl.cli.folders`` -> their purpose. Most of these commands read existing results."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together, on simulated data or your own: jaxpfl estimate NAME.",
     "papers": "Tables and figures of papers, with the published values beside jaxpfl's: list, run NAME, show.",
     "privacy": "Privacy calculators: epsilon, noise, paper; audit tries to refute a privacy claim.",
     "winners": "The map of the best methods by federation, for jaxpfl recommend: run measures it, show prints it.",
 }
-"""Command groups and their purpose."""
+"""Command groups -> their purpose."""
 _MODULES = {
     "papers": "jaxpfl.benchmarks.papers.commands",
     "winners": "jaxpfl.benchmarks.winners.commands",

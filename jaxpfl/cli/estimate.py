@@ -81,8 +81,8 @@ def _command(name: str) -> Callable[..., None]:
 
 
 _NOTE = ".results.json"
-"""File that names the study while its results are moved into a folder; the summary, which also names it, is moved
-last."""
+"""File that names the study while its results are moved into a folder; the summary, which also names the study, is
+moved last."""
 
 
 def write(

@@ -126,7 +126,7 @@ def predict(
             standard output.
         client: Column with the clients' names; by default, the run's client column.
         only_global: Predict every row with the global model.
-        method: Method whose models are used; optional if there is only one.
+        method: Method whose models are used; optional if there is only one method.
         encoding: Encoding of the table; by default, as in the run.
         adapt: Adapt the model to the labeled rows of each new client, as jaxpfl run --unseen-clients does, and predict
             all rows of the client with the adapted model. The models must be in the run folder.

@@ -181,7 +181,7 @@ def _bare(hint: Any) -> Any:
 
 _MOST_LISTED = 12
 _SIMILAR = 0.75
-"""Minimum similarity of a suggested name: high enough for two wrong letters in ten, but not for a different word."""
+"""Minimum similarity of a suggested name: low enough to allow two wrong letters in ten, but not a different word."""
 _METHOD_FLAGS = ("method", "methods", "algorithm", "algorithms", "algo", "strategy")
 _LARGEST_SEED = 2**32 - 1
 _NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {

@@ -27,12 +27,13 @@ class _Claim:
     delta: float
     """Delta of the privacy claim, which consists of epsilon and delta."""
     sampling_rate: float | None = None
-    """Probability q with which each client takes part in a round (poisson); all clients take part in every round unless
-    given."""
+    """Probability q with which each client takes part in a round (poisson); by default, all clients take part in every
+    round."""
     clients: int | None = None
     """Number of clients m, needed with --cohort or --cap; a delta of 1 / m or more causes a warning."""
     cohort: int | None = None
-    """Size of cohorts that are drawn uniformly without replacement; these need --accountant rdp and replace-one."""
+    """Size of cohorts that are drawn uniformly without replacement; needs --accountant rdp and the relation
+    replace-one."""
     cap: int | None = None
     """Maximum size of Poisson cohorts; larger cohorts are cut to it."""
     cycle: int | None = None
@@ -180,8 +181,7 @@ class _Audit:
     """Delta at which the audit with a single canary is compared with the privacy claim; values from 0.01 to 0.2
     are the most informative."""
     canaries: int | None = None
-    """Number of clients that are canaries in the audit with a single run; all clients, but at most 500, unless
-    given."""
+    """Number of clients that are canaries in the audit with a single run; by default, all clients, but at most 500."""
     canary_runs: int = 1
     """Number of times the audit with a single run is repeated; the canaries of all repetitions are counted together."""
     confidence: float = 0.95

@@ -53,8 +53,8 @@ class _Axes(Draws):
 
     grid: UseAppendAction[tuple[str, ...]] = ()
     """Axis of the grid: NAME=V,V,... or NAME=log:LOW:HIGH:N or NAME=linear:LOW:HIGH:N (without :N, a range for
-    --random). NAME is a flag (lr, clients, privacy.epsilon, cohort=.1m for a share of the clients) or METHOD.name; may
-    be repeated."""
+    --random). NAME is a flag (lr, clients, privacy.epsilon) or METHOD.name; cohort=.1m means a tenth of the clients.
+    The flag may be repeated."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _Session(WriteFlags):
     json: bool = False
     """Print the summary as one JSON object and nothing else on standard output."""
     ray: str | None = None
-    """Run the sweep on a Ray cluster: address of a cluster whose machines can all access the folder, or local, which
-    starts a cluster on this machine to use several GPUs (needs the extra ray)."""
+    """Run the sweep on a Ray cluster: address of a cluster whose machines can all access the sweep folder, or local,
+    which starts a cluster on this machine to use several GPUs (needs the extra ray)."""
 
 
 _SESSION = _Session()

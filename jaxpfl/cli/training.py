@@ -208,7 +208,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             clients: Ids of the clients to export; all clients by default.
             seed: Seed of the run to export; the first seed by default.
             only_global: Write only the global models.
-            private_only: Write only what the method's privacy claim covers, and list the files that it does not cover.
+            private_only: Write only what the method's privacy claim covers, and list the files of RUN that the claim
+                does not cover.
             per_client: Write one file for each client, instead of one file with all clients.
             stablehlo: Also write each model as a program METHOD/alone/CLIENT.stablehlo, with parameters and scaling,
                 which jax.export.deserialize reads without jaxpfl.
@@ -232,7 +233,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         Args:
             method: The method.
             check: Repeat the simulation: nodes and server use its seed, and FOLDER/clients has its clients' examples.
-                For checks only, because each node could compute all random numbers.
+                Use this for checks only, because each node could then compute everyone's random numbers.
             config: TOML or YAML file with flags, or a run folder's config.json.
         """
         check_given(settings, file.recorded)

@@ -353,7 +353,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     Args:
       keys: one key for each order, [E]. An order uses 64 words of memory.
       size, place, sizes: as in `order_at`.
-      nth: int32 in [0, E), index of the order to read at each position, in the shape of ``place``.
+      nth: index of the order to read at each position, int32 in [0, E), in the shape of ``place``.
 
     Returns:
       [...] int32, equal to ``order_at(keys[e], size, place)`` wherever nth is e.

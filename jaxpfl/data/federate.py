@@ -219,7 +219,7 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
 def _names(source: Source, own: list[Indices]) -> Names | None:
     """Return the name of each client, joined from its users' names.
 
-    Return None if the names are unknown, are just the numbers 0, 1, ..., or if a joined name would be too long.
+    Return None if the names are unknown or just the numbers 0, 1, ..., or if a joined name would be too long.
 
     Args:
       source: data set with users.

@@ -210,7 +210,7 @@ class Hub:
         self._expected = compiled.shapes(upload, self._key, self._hp, self.assembled.federation, message)
 
     def terms(self, client_id: int) -> Parcel:
-        """Return the arguments of `Node.join` for a client, with the message of round 0 even if it joins later.
+        """Return the arguments of `Node.join` for a client, with the message of round 0 even if the client joins later.
 
         A client that does not take part in training (with an id of at least m) gets the current message instead.
         """

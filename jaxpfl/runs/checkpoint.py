@@ -48,7 +48,7 @@ class Checkpoints:
 
     Args:
       folder: folder of the checkpoints.
-      resumed: whether ``--resume`` can continue from the checkpoints; if so, error messages mention it.
+      resumed: whether ``--resume`` can continue from the checkpoints; if so, error messages mention the flag.
     """
 
     def __init__(self, folder: Path, *, resumed: bool = True):

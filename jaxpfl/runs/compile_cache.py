@@ -1,9 +1,9 @@
 """Compiled programs on disk, so that a program is compiled only once on a machine.
 
-They are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line also has
-JAX keep everything else that it compiles (`enable`), which Python does not, because a library must not change what its
-user's other functions do. JAX settings made by the user take precedence. If the folder cannot be written, nothing is
-kept, and there is no error.
+They are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line also
+makes JAX keep everything else that it compiles (`enable`). `fit` does not, because a library must not change how JAX
+treats the user's other functions. JAX settings made by the user take precedence. If the folder cannot be written,
+nothing is kept, and there is no error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def keep_programs() -> Path | None:
     Returns:
       The folder. With several processes, the programs of simulations are not kept, but the folder is returned. None if
       nothing is kept, for one of three reasons: the user configured JAX's cache (``JAX_COMPILATION_CACHE_DIR`` is set,
-      even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder is
+      even if empty; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder is
       not writable; or other users can write to it.
     """
     import jax
@@ -58,7 +58,7 @@ def keep_programs() -> Path | None:
 
 
 def enable() -> Path | None:
-    """Keep all programs on disk: besides `keep_programs`, JAX keeps what it compiles elsewhere.
+    """Keep all programs on disk: the programs of simulations (see `keep_programs`), and all others that JAX compiles.
 
     This must be called before anything is compiled.
 
@@ -78,7 +78,7 @@ def enable() -> Path | None:
 
 @functools.cache
 def _prepared(home: str) -> Path | None:
-    """Make the folder in the user's folder of caches, if there is none; None if it cannot be used."""
+    """Return the cache folder, created if it is missing; None if it cannot be used."""
     import jaxlib.version
 
     try:

@@ -104,7 +104,7 @@ class _Source:
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Split, _Source):
-    """The data set and its split among clients. The data set's preset, if it has a value, replaces None in a field."""
+    """The data set and its split among clients. The data set's preset supplies the values of fields that are None."""
 
     partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
     clients: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
@@ -139,8 +139,8 @@ class DataConfig(Split, _Source):
 class RunConfig(Settings, DataConfig):
     """Settings of one experiment, as a config file stores them.
 
-    As in `DataConfig`, the data set's preset replaces None in some fields. `spec_for` converts the config to a
-    `RunSpec` for each method.
+    As in `DataConfig`, the data set's preset supplies the values of some fields that are None. `spec_for` converts the
+    config to a `RunSpec` for each method.
     """
 
     model: Any = restated(Settings, "model", None, _BY_DATA_SET)
@@ -357,10 +357,10 @@ def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[s
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    Each change is a string ``name: old -> new``. Changes are allowed to the execution plan (except its precision and
-    tuning, unless the old or new value is ``auto``), to ``checkpoint_every``, and to the paths of the data and of the
-    initial parameters. The number of rounds may increase, unless the learning-rate schedule or the privacy noise
-    depends on it. Any other change makes a different experiment.
+    Each change is a string ``name: old -> new``. Changes are allowed to the execution plan, to ``checkpoint_every``,
+    and to the paths of the data and of the initial parameters. The plan's precision and tuning may only change from or
+    to ``auto``. The number of rounds may increase, unless the learning-rate schedule or the privacy noise depends on
+    it. Any other change makes a different experiment.
     """
     semantic, allowed = [], []
     old = fill_defaults(old)

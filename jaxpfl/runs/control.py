@@ -117,7 +117,7 @@ class Pace:
         length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length
         fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
-        # The first call's time includes compilation, so it is misleading; the length at most doubles from call to call.
+        # The length at most doubles from call to call, because the first call's time includes compilation.
         self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
 
 

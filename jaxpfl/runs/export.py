@@ -4,7 +4,7 @@ Exported files can be read without jaxpfl (see `model_files`).
 
 A method's state may contain more than the parameters of its models, such as control variates, optimizer state, or two
 models that a client mixes. Only the method's prediction function knows which of these it passes to the model as
-parameters. It is therefore called once with a model that records the parameters that it receives (`Witness`).
+parameters. The function is therefore called once with a model that records the parameters passed to it (`Witness`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LastModels:
 
         each = jax.vmap(parameters)
         jax.eval_shape(each, models)
-        # Under jit, the compiler removes the prediction, whose output is unused. Most methods' models need no copy.
+        # Under jit, the compiler removes the prediction, whose output is unused. Most methods' models stay unchanged.
         models = models if unchanged else jax.jit(each)(models)
         own = self.task.model.apply if of_model else (lambda personal, x: predict(self._hp, personal, x))
         return Stack(client_ids, models, of_model, self.by_path(own, models))

@@ -252,7 +252,7 @@ def _bytes_plot(
 ) -> Any:
     """Plot a metric over the bytes that all clients uploaded, for the methods that record these bytes.
 
-    Return None if no method does. The records have the bytes only if uploads are compressed.
+    Return None if no method records the bytes, as in a run without compressed uploads.
     """
     found = {method: _series(records, method, kind, "bits_up", name)[1:] for method in colors}
     curves = {method: (bits, values) for method, (bits, values) in found.items() if len(bits)}

@@ -37,7 +37,7 @@ def finished(folder: Path, method: str) -> dict[str, Any] | None:
     """Return the stored results of a finished method, or None if the method is not finished.
 
     Raises:
-      JaxpflError: if the file has changed since it was written.
+      JaxpflError: if the file of the results has changed since it was written.
     """
     path = folder / "methods" / f"{method}.json"
     if not path.exists():
@@ -63,8 +63,8 @@ def write_method(
       simulation: simulation of the method.
       state: state after the last round.
       scores: clients' scores, as model -> metric -> [S, m].
-      times: total execution time in seconds, without compilation and with earlier processes of a resumed run; and
-        compilation time of this process in seconds.
+      times: seconds of execution, without compilation, over all processes of a resumed run; and seconds of compilation
+        in this process.
     """
     config, counts = experiment.config, simulation.counts(state)
     _, down = simulation.bytes_per_client()

@@ -200,7 +200,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
 def _undefined(summary: dict[str, Any]) -> list[str]:
     """Return notes about metrics that are undefined for some clients' test examples.
 
-    For each metric, all methods have the same number of clients with an undefined metric.
+    The number of clients for which a metric is undefined is the same for every method.
     """
     found: dict[str, int] = {}
     for row in summary["methods"].values():

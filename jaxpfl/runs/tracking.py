@@ -74,8 +74,8 @@ class TensorBoard:
         place = self._folder / method
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
-            # If a run continues from a checkpoint, purge_step makes readers drop the records of later rounds.
-            # Without the suffix, the file would overwrite one of the same second.
+            # If a run continues from a checkpoint, purge_step makes readers drop the records of later rounds. Without
+            # the suffix, the file would overwrite a file begun in the same second.
             purge = done + 1 if done else None
             self._writer = self._open(str(place), purge_step=purge, filename_suffix=f".{done:09}")
 
@@ -186,7 +186,7 @@ class MLflow(_Service):
         super().__init__(folder)
         # MLflow discourages folders in favor of databases, but jaxpfl's extra installs no database package.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7, the default, take four minutes to give up
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # the default, 7, takes four minutes
         try:
             from mlflow import MlflowClient
         except ImportError:

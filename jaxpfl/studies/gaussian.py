@@ -59,10 +59,10 @@ class GaussianPopulation(Settings):
     epsilon: float | None = within(None, checks.positive)
     """Epsilon of local differential privacy for each client's message; by default, messages are not private."""
     delta: float = within(1e-5, checks.probability)
-    """delta of local privacy, for the Gaussian mechanisms."""
+    """Delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
-    """analytic (Balle and Wang 2018); for one dimension also printed (the paper's calibration), one-bit (pure), or
-    discrete (Canonne et al. 2020: integer noise on a quantizer's levels)."""
+    """analytic (Balle and Wang 2018); for one dimension also printed (the paper's calibration), one-bit (with delta 0),
+    or discrete (Canonne et al. 2020: integer noise on a quantizer's levels)."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
     """Bits to which each entry of a message is quantized; by default 8 for discrete noise, else no quantization."""
 
@@ -109,7 +109,7 @@ class GaussianPopulation(Settings):
 class GaussianSettings(GaussianPopulation):
     """Settings of the study.
 
-    The model is X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I).
+    The model is X_ij ~ N(theta_i, sigma_x^2 I), theta_i ~ N(mu, sigma_theta^2 I).
     """
 
     mean: float = 0.0
@@ -161,8 +161,8 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
     """Exact squared error of `personalized`, summed over entries and averaged over all clients.
 
     The average includes clients that do not upload. The weight of a client's own estimate is ``a``, or by default the
-    weight that is optimal for the release variance ``sq2``. The actual variance that releases add to an entry is
-    ``added`` (by default ``sq2``).
+    weight that is optimal if a release adds the variance ``sq2`` to an entry. The release actually adds ``added`` (by
+    default ``sq2``).
     """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
@@ -247,8 +247,8 @@ class GaussianOptions(OwnClients):
     """Options for estimating the user's own clients instead of simulated clients."""
 
     csv: Path | None = None
-    """CSV file of your own clients; --client, and --value or --values, name its columns. With --epsilon, --sigma-theta,
-    --sigma-x and --radius must be publicly known; subtract a public center from the samples first."""
+    """CSV file of your own clients; --client, and --value or --values, name its columns. If --epsilon is given,
+    --sigma-theta, --sigma-x and --radius must be publicly known; subtract a public center from the samples first."""
     covariates: tuple[str, ...] = ()
     """Numeric columns of a long file on which the samples are regressed; the clients' means are then normally
     distributed about the regression (the nested-error model of Battese, Harter and Fuller 1988)."""

@@ -352,9 +352,9 @@ def _end_terminated() -> None:
 def _loss_reported() -> Iterator[None]:
     """Report a lost process in one line, by a callback of the runtime client that starts in the block.
 
-    Without our callback, the client aborts with a C++ trace. With our callback, the client terminates the process
-    because it passes a status that this version of the bindings cannot convert. The terminate handler is therefore
-    replaced too.
+    Without our callback, the client aborts with a C++ trace. With our callback, C++ terminates the process, because the
+    client passes a status that this version of the bindings cannot convert. The terminate handler is therefore replaced
+    too.
     """
     with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
         try:

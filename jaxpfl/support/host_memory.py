@@ -87,7 +87,7 @@ def _container() -> int | None:
 
 
 def _process() -> int | None:
-    """Return the bytes left under ``ulimit -v`` (includes mapped files) and ``ulimit -d`` (memory only)."""
+    """Return the bytes left under ``ulimit -v`` (with mapped files) and ``ulimit -d`` (without them), or None."""
     try:
         pages = [int(count) for count in Path("/proc/self/statm").read_text().split()]
     except (OSError, ValueError):

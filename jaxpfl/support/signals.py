@@ -68,7 +68,7 @@ def finished(status: int) -> None:
 
 @contextmanager
 def offered(taker: Taker) -> Iterator[None]:
-    """While the block runs, call ``taker`` for each signal; a signal is handled as before if that returns False."""
+    """While the block runs, call ``taker`` for each signal. If it returns False, the signal is handled as before."""
     if _wakeup is not None:
         _takers.append(taker)
         try:

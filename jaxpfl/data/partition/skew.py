@@ -22,7 +22,7 @@ def dirichlet_per_client(
     with the client's proportions renormalized over the classes that have examples left, and then an example of that
     class. All examples are used and sizes differ by at most 1, so in the last turns few classes are left. The realized
     proportions are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write
-    Dir(alpha' p) with a prior p; for a uniform p, their alpha' is C times this alpha.)
+    Dir(alpha' p) with a prior p; for a uniform p, their alpha' is this alpha times the number of classes.)
 
     Args:
       labels: class of each example, [N] in 0 .. num_classes - 1. Classes without examples are ignored.

@@ -1,7 +1,7 @@
 """Data sets by name, for `load` and ``jaxpfl data list``.
 
-`load` downloads nothing (see `download`). The data directory is ``data_dir`` if given, then ``$JAXPFL_DATA_DIR`` if
-set, and ``./data`` otherwise.
+`load` downloads nothing (see `download`). The data directory is ``data_dir`` if given, else ``$JAXPFL_DATA_DIR`` if
+set, else ``./data``.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       - ``methods``: for each method that both runs have, its names ``first_method`` and ``second_method``, the mean
         scores ``first`` and ``second``, their ``difference`` (second minus first), the endpoints ``low`` and ``high``
         of the confidence interval of the clients' mean difference (Student's t), and ``better``, the fraction of
-        clients that are better off in the second run. The last three are None unless the runs are paired and at least
-        two clients have scores. If the clients of paired runs have names, ``worse`` lists the (at most five) clients
-        that are hurt most in the second run. If each run has a single method, the two methods are compared even if
-        their names differ;
+        clients that are better off in the second run. ``low``, ``high`` and ``better`` are None unless the runs are
+        paired and at least two clients have scores. If the clients of paired runs have names, ``worse`` lists the (at
+        most five) clients that are hurt most in the second run. If each run has a single method, the two methods are
+        compared even if their names differ;
       - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:

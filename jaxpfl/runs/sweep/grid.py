@@ -143,7 +143,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Grid of settings: all combinations of the axes' values with each other and with points drawn from ranges.
+    """Grid of settings: every combination of the axes' values, with every point that is drawn from the ranges.
 
     Attributes:
       axes: axes with values or ranges; their names are distinct.
@@ -341,7 +341,7 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
     """Return whether a setting is a traced value, so that runs that differ only in this setting can share a program."""
     owner, dot, own = name.partition(".")
     if name in _TRACED_NOISE:
-        # Otherwise the numbers are constants in the method's functions, or determine the structure of the noise.
+        # Otherwise these settings are constants in the method's functions, or determine the structure of the noise.
         central = config.privacy.noise != "per_step" and config.privacy.quantile is None
         return central and method.releases is None and not config.privacy.is_example_level
     if dot and owner not in _TABLES:

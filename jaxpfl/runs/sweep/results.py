@@ -49,8 +49,8 @@ class Choice(NamedTuple):
       settings: chosen setting, as axis name -> value; None if no setting can be chosen.
       score: mean score of the chosen setting over the seeds of the search; NaN if no setting can be chosen.
       tries: number of settings that were tried, including settings that cannot be chosen.
-      level_with: other settings whose mean difference from the chosen setting, paired over the seeds, is at most its
-        standard error; with a single seed, other settings with the same score.
+      level_with: other settings whose mean difference from the chosen setting, paired over the seeds, is at most the
+        standard error of this mean; with a single seed, other settings with the same score.
       reason: reason why no setting can be chosen; empty if a setting is chosen.
     """
 
