@@ -17,7 +17,7 @@ local step makes three updates, in this order:
 The learning rates of theta, mu and psi are eta_1, eta_2 and eta_3. Weight decay is added to the gradients of theta and
 mu. The clients of a cohort keep their own theta and start from the server's (mu, psi). The server averages their (mu,
 psi) uniformly. The constant c is 5 in the paper's appendix; with c = 1, the step on psi uses the exact derivative of
-f_i. In the paper's main text, the floor of psi is 0.5.
+the objective. In the paper's main text, the floor of psi is 0.5.
 
 Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
 updates only theta, uses the last (mu, psi) that it received, and uploads nothing. Before its first round in a cohort,
@@ -25,8 +25,8 @@ it uses the initial (mu, psi). Only the logits of mu and theta are compared, so 
 from mu.
 
 If the client optimizer is not plain SGD, the optimizer takes the steps on theta and mu, with a separate state for each.
-psi is still updated as above. A server optimizer changes mu only. psi is always averaged, and therefore stays above its
-floor.
+psi is still updated by the formula above. A server optimizer changes mu only. psi is always averaged, and therefore
+stays above its floor.
 
 Under the noise of differential privacy, distillation from mu may harm theta: psi rises slowly under this noise, so the
 distillation term is not weakened enough. With ``gate``, a client weights this term by how well mu predicts the client's

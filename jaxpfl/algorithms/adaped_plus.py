@@ -18,8 +18,8 @@ With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
 step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting
 from theta = mu, the client makes the update of theta ``fine_tune_steps`` times, with mu fixed and eta_1 of the last
-round. The method is then fine-tuned FedAvg with a regularization toward the global model's predictions. In the paper's
-terms, fine-tuning is gradient descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated
+round. The method is then fine-tuned FedAvg, regularized toward the global model's predictions. In the paper's terms,
+fine-tuning is gradient descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated
 beforehand. With ``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
 
 The options are
@@ -44,7 +44,7 @@ example, because their labels are permuted), theta starts from a wrong model and
 clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
-https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.
+https://openreview.net/forum?id=FUiDMCr_W4o (for AdaPeD).
 """
 
 from __future__ import annotations

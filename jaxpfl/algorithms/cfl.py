@@ -90,8 +90,8 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
     """Split the members into two parts so that the largest similarity between the parts is as small as possible.
 
     Prim's algorithm builds a maximum spanning tree. It adds one member at a time, the member with the largest
-    similarity to any member in the tree. When the weakest edge is added, the tree contains exactly the members of one
-    part; the members added from then on form the other part.
+    similarity to any member in the tree. Just before the weakest edge is added, the tree contains exactly the members
+    of one part; the members added from then on form the other part.
 
     Args:
       similarity: finite similarities of the clients, [m, m].

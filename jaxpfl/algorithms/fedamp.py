@@ -13,8 +13,8 @@ where f_i is the client's loss. The result is the client's new w_i. The client u
 server adds u_i.
 
 The weights must not be negative, which the paper ensures by a small alpha. Here, if the weights of the other clients
-sum to more than one, they are divided by their sum. All models are equal at first. For clients outside the cohort, the
-server uses their last models in the other clients' cloud models.
+sum to more than one, they are divided by their sum. All models are equal at first. Cloud models also contain the last
+models of clients outside the cohort.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
 and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularized

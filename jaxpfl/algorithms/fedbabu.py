@@ -6,7 +6,7 @@ f_i and n_i training examples, takes tau local steps on the body alone, starting
 .. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
 
-Before a client predicts, it fine-tunes (phi, h) by local steps on body and head, as in the paper, or on one of the two.
+Before a client predicts, it fine-tunes (phi, h) by local steps on body and head, as in the paper, or on only one part.
 By default the learning rate of fine-tuning is a tenth of the learning rate of training. The authors' code also
 fine-tunes with a smaller learning rate.
 

@@ -6,8 +6,8 @@ Both parts are trained on the client's n_i examples, and only mu is exchanged wi
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
-The paper uses batch normalization (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
-means and variances also stay with the client: only the client's local steps update them, and they are never uploaded.
+The paper uses batch normalization (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). The layers'
+running means and variances also stay with the client: only its local steps update them, and they are never uploaded.
 Group and layer normalization have no running statistics, so with these layers only scales and biases are personal.
 
 The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1,

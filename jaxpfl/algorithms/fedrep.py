@@ -32,7 +32,7 @@ from jaxpfl.support.errors import JaxpflError
 class FedRepHyper(AveragingHyper):
     """Hyper-parameters of FedRep.
 
-    Head and body are each trained for half of the steps, and the default learning rate is twice that of other methods.
+    Head and body are each trained for half of the steps, and the default learning rate is twice as large as FedAvg's.
     This learning rate was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 

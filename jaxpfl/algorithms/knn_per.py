@@ -113,7 +113,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         if own is not None:
             votes &= own[:, None] != jnp.arange(len(memory.valid))
         near, places = jax.lax.top_k(jnp.where(votes, -squares, -jnp.inf), min(neighbours, len(memory.valid)))
-        # Kernel values are divided by the nearest example's kernel value, because all of them might underflow. ``max``
+        # Kernel values are divided by the nearest example's kernel value, because all values might underflow. ``max``
         # finds the nearest example; taking the first column would make XLA sort all distances.
         nearest = near.max(axis=1, keepdims=True)
         kernel = jnp.exp(near - jnp.where(jnp.isfinite(nearest), nearest, 0))

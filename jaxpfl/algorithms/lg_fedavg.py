@@ -6,8 +6,8 @@ starts its tau local steps from its own body phi_i and the server's head h:
 .. math:: (\phi_i, h_i) \leftarrow (\phi_i, h_i) - \eta \nabla f_i(\phi_i, h_i), \qquad
    h \leftarrow h + \frac{\sum_{i \in S} n_i (h_i - h)}{\sum_{i \in S} n_i}
 
-The paper starts the method from models that FedAvg has trained (``warm_start``), and allows clients' bodies of
-different architectures. Here all bodies have the same initial parameters, as in the authors' code.
+The paper starts the method from models that FedAvg has trained (``warm_start``), and allows bodies with different
+architectures. Here all bodies have the same initial parameters, as in the authors' code.
 
 The method performs poorly if clients have few examples, because each client trains most of the model alone. The bodies
 drift apart, so the server averages heads that were trained on different features.

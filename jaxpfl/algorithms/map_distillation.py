@@ -35,8 +35,8 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalization with a prior on predictions: theta_i is regularized toward the global model's predictions.
 
-    With the default options of both methods, and with equal hyper-parameters (such as c, the constant in psi's
-    gradient), the method is `adaped`. `priors.distillation` defines the density and its normalizer. The personalized
+    This method and `adaped` are the same if both have their default options and equal hyper-parameters, such as c, the
+    constant in psi's gradient. `priors.distillation` defines the prior's density and its normalizer. The personalized
     model is the client's own theta_i. The global model is mu.
 
     Args:

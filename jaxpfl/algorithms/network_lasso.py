@@ -134,7 +134,7 @@ def network_lasso(
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the
-    clients' distances, and ``fused_edges``, the fraction of edges between clients with equal z. In addition to the
+    clients' distances, and ``fused_edges``, the fraction of edges whose clients have equal z. In addition to the
     models, the server stores two vectors of length d for each edge.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);

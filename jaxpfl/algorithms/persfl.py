@@ -24,7 +24,7 @@ cross-entropy to the soft labels softmax(o / T).
 The paper's experiments have 10 users with full participation, and use 60 / 20 / 20 % of each user's examples for
 training, validation and testing. The data set is MNIST, in three partitions: DS-1 (4 classes per user), DS-2
 (``--partition dirichlet-class --alpha 0.9``, 25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes per
-user, log-normal numbers of examples). DS-1 is::
+user, log-normal numbers of examples). The command for DS-1 is::
 
     jaxpfl compare local fedavg persfl persfl-gd --data mnist --model mlp:100 --clients 10 --cohort 10 --pool-test
       --test-share 0.2 --validation-share 0.25 --classes-per-client 4 --rounds 100 --eval-every 100 --seeds 5

@@ -11,13 +11,13 @@ where CE is the cross-entropy, and p_mu and p_theta are the models' class probab
 decrease the same divergence KL, weighted by lambda_p. The server averages mu uniformly. Ozkara et al. 2023 compare
 AdaPeD with this method in full precision.
 
-With ``bits`` = b, predictions use quantized parameters Q(theta), where each parameter array x becomes
+With ``bits`` = b, predictions in training and evaluation use quantized parameters Q(theta). Each parameter array x
+becomes
 
 .. math:: Q(x) = s \operatorname{round}(x / s), \qquad s = \max |x| / (2^{b-1} - 1)
 
-in training and evaluation. The steps update x itself with the gradient at Q(theta) (straight-through estimator). The
-paper learns the quantization values by proximal steps instead. In both versions, mu and the uploads keep full
-precision.
+The steps update x itself with the gradient at Q(theta) (straight-through estimator). The paper learns the quantization
+values by proximal steps instead. In both versions, mu and the uploads keep full precision.
 
 Reference: Ozkara, Singh, Data and Diggavi 2021, "QuPeD: Quantized Personalization via Distillation with Applications to
 Federated Learning", https://arxiv.org/abs/2107.13892.

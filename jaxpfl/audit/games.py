@@ -11,12 +11,12 @@ With noise in every step, the canary's gradients, instead of its upload, have th
 noise is added to each gradient. An excluded canary then has no examples, which reveals whether the number of noisy
 steps depends on a client's examples.
 
-In the first game, thousands of runs (worlds) differ in their seeds and in the presence of one canary. Several
-statistics of a world's releases serve as scores: the component in the canary's direction (of the whole release, of each
-leaf, and of differences between rounds or leaves, in which shared noise cancels), the length, and the divisors.
+In the first game, many runs (worlds) differ in their seeds and in the presence of one canary. Several statistics of a
+world's releases serve as scores: the component in the canary's direction (of the whole release, of each leaf, and of
+differences between rounds or leaves, in which shared noise cancels), the length, and the divisors.
 `epsilon_lower_bound` selects one statistic on half of the worlds and computes the bound on the other half.
 
-In the second game there are many canaries in one run, and a coin decides for each whether it is included.
+In the second game there are many canaries in one run, and a coin decides for each canary whether it is included.
 `one_run_lower_bound` counts how many coins can be guessed. This game costs a single training run and gives a bound at
 the claim's own delta, but the bound is looser.
 """
@@ -259,7 +259,7 @@ def one_run(
     Args:
       subject: private run to audit.
       canaries: number of canaries; None selects all clients, but at most 500.
-      delta: delta of the privacy claim; the bound is useful only if it is far below 1 / ``canaries``.
+      delta: delta of the privacy claim; the bound is useful only if delta is far below 1 / ``canaries``.
       confidence: confidence level of the bound.
       seed: first seed of the runs.
       runs: number of independent runs, whose canaries are counted together.

@@ -395,7 +395,7 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain those of the method.
+    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain the method's own.
 
     Args:
       inner: the method's client.

@@ -120,7 +120,7 @@ def about(
 ) -> dict[str, Any]:
     """Make the metadata of a setting.
 
-    `setting` uses it for a setting with a default. Declare a required setting as
+    Declare a setting with a default by `setting`, which calls this function, and a required setting as
     ``name: kind = field(metadata=about(...))``.
 
     Args:

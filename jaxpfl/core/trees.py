@@ -168,8 +168,8 @@ _TOGETHER = 32
 def sum_products(weights: Array, rows: Array) -> Array:
     """Weighted sums over many rows, ``sum_i weights_i rows_i``.
 
-    A plain matrix product adds the m terms sequentially if k or the rows are narrow, which loses three of the seven
-    digits for a million float32 terms. This function multiplies blocks of rows, and then adds the blocks' sums.
+    A plain matrix product adds the m terms sequentially if k is small or the rows are short. A sum of a million float32
+    terms then loses three of its seven digits. This function multiplies blocks of rows, and then adds the blocks' sums.
 
     Args:
       weights: weights of the m rows, [m], or k weights of each row, [m, k].

@@ -218,10 +218,10 @@ class ClientData:
 def chunk_of(sizes: np.ndarray) -> int:
     """Choose the chunk size for a pass over clients with these numbers of examples.
 
-    If padding every client to the largest client's number of examples adds at most a quarter to the total, a chunk has
-    this number, so that each client needs a single chunk. Otherwise the chunk size with the smallest cost is chosen
-    among the median number, powers of two and the largest number. A chunk costs its length plus `CHUNK` examples.
-    Without any examples, the chunk size is 0.
+    If padding every client to the largest client's number of examples adds at most a quarter to the total, the largest
+    client's number is the chunk size, so that each client needs a single chunk. Otherwise the chunk size with the
+    smallest cost is chosen among the median number, powers of two and the largest number. A chunk costs its length plus
+    `CHUNK` examples. Without any examples, the chunk size is 0.
     """
     present = np.asarray(sizes, np.int64)
     present = present[present > 0]

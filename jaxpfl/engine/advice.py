@@ -97,7 +97,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn, or raise an error if ``strict``, if values of a sweep have different seeds, which mixes the two effects."""
+    """Warn if values of a sweep have different seeds, so that the effects are mixed; raise an error if ``strict``."""
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
@@ -142,8 +142,8 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
     """Warn if delta is so large that the privacy claim means nothing; raise an error if ``strict``.
 
     A method that publishes all data of one random client satisfies a privacy claim about users with delta =
-    1 / clients. A method that publishes one random example of each client satisfies one about examples with delta =
-    1 / examples.
+    1 / clients. A method that publishes one random example of each client satisfies a claim about examples with delta =
+    1 / examples, where ``examples`` is the number of examples of the largest client.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:

@@ -133,7 +133,7 @@ def put_together(
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
-      steps: number of local steps of the client with the most examples, if this client is not in the federation.
+      steps: number of local steps of the client with the most examples; by default, this client is in the federation.
 
     Raises:
       JaxpflError: if a setting is incompatible with the data, or if a name is unknown.
@@ -509,7 +509,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
 
 
 def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
-    """Return how cohorts are sampled (`participation.of`), with defaults that suit private uploads.
+    """Sampling scheme of the cohorts (`participation.of`), with defaults that suit private uploads.
 
     If uploads are private and cohorts do not contain all clients, the default is Poisson sampling or, if the noise is
     banded, cyclic sampling. By default, a Poisson cohort has enough slots for all drawn clients of a round with

@@ -48,7 +48,7 @@ features, which preserves distances of covariances to about 10 %. A client's mat
 MOST_COMPARED = 1000
 """Largest number of examples from which the kernel's bandwidth is computed."""
 LOCAL_ROUNDS = 10
-"""Rounds of local training before models are compared."""
+"""Number of rounds of local training before models are compared."""
 
 
 def client_graph(

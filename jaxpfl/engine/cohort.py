@@ -302,8 +302,8 @@ def _one_by_one(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outc
 
 
 def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    # With one client at a time, the loop never reaches an empty slot, so no row must be dropped. XLA would compile a
-    # scatter that drops rows to a loop.
+    # With one client at a time, the loop never reaches an empty slot, so no row needs to be dropped. XLA would compile
+    # a scatter that drops rows to a loop.
     return jax.tree.map(lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, rows[0], 0), tree, values)
 
 

@@ -7,7 +7,7 @@ static arguments. A second run that differs in traced values only is therefore n
 function that is defined again, or in another process, is traced again. Values that a user's function captures are read
 during tracing, so a later change of such a value in place has no effect.
 
-The cache contains the `MOST` programs that were used last, or fewer if the process has too many memory mappings.
+The cache contains the `MOST` most recently used programs, or fewer if the process has too many memory mappings.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
-    # A text from which unused arguments are missing does not tell which arguments it reads.
+    # If unused arguments were dropped, the program's text would not show which arguments the program reads.
     function = jax.jit(function, keep_unused=not key.named, **options)
     return cached(key, lambda: _load_or_compile(key, lambda: function.lower(*arguments)))
 
@@ -193,7 +193,7 @@ def _load_or_compile(key: Key, lower: Callable[[], jax.stages.Lowered]) -> jax.s
         devices = [by_number[number] for number in numbers]
         program = serialize_executable.deserialize_and_load(*serialized, execution_devices=devices)
         jax.monitoring.record_event_duration_secs(LOADED, time.perf_counter() - began)
-        # The text of a program does not tell the classes of its arguments and results.
+        # The text of a program does not contain the classes of its arguments and results.
         if lowered is None or (lowered.in_tree, lowered.out_tree) == (program.in_tree, program.out_tree):
             return program
     with _hits() as hits:
@@ -300,7 +300,7 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key:
-    """Key of some values, which includes a program's implicit inputs: JAX's configuration, flags and devices."""
+    """Key of some values and of every program's implicit inputs: JAX's configuration, flags and devices."""
     config, defaults = jax.config, jax.config.values
     names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
     environment = (

@@ -286,7 +286,7 @@ def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[
 def tuning_of(
     plan: ExecutionPlan, backend: str, model_bytes: int, client_steps: float | None
 ) -> tuple[str, str] | None:
-    """Value of `Resolved.tuning`; the arguments are those of `resolve`."""
+    """Value of `Resolved.tuning`; see `resolve` for the arguments."""
     if backend not in _GPUS:
         return None if plan.tuning == "auto" else ("XLA's own", f"a {backend} has no other")
     if plan.tuning != "auto":

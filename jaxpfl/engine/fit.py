@@ -59,7 +59,7 @@ class Fit(NamedTuple):
       privacy: tuple with one entry per run: its `PrivacyPlan`, its `SiloMechanism` if examples are protected, or None
         if the run has no noise. The attribute itself is None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
-      delta: the delta of this claim, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
+      delta: delta of the privacy claim, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics. ``task.headline`` names the metric that ``personalized_score``, ``global_score``,
         ``validation_score`` and ``best_score`` return.
       test_sizes: each client's number of test examples (of labeled test tokens for next-token prediction), [m].
@@ -140,8 +140,8 @@ class Fit(NamedTuple):
         Args:
           delta: delta of the privacy claim; by default, the delta of the `PrivacyConfig`.
           run: index of the run among the S runs.
-          accountant: "pld" or "rdp". By default, the accountant that applies to the run; cohorts of fixed size require
-            "rdp".
+          accountant: "pld" or "rdp". The default is "rdp" for cohorts of a fixed size, which "pld" does not support,
+            and otherwise "pld".
 
         Raises:
           JaxpflError: if the run is not private or has no noise, if no delta is given, or if `PrivacyPlan.epsilon`

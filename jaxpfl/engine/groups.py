@@ -217,8 +217,8 @@ class Clients(NamedTuple):
 
     Attributes:
       federations: data of each group.
-      among: row in the federation of each row of the group's stack, [size] int32; m for unused rows. Only streamed runs
-        need this array, because their one group contains only some of the m clients; otherwise None.
+      among: for each row of the group's stack, the client's row in the federation, [size] int32; m for unused rows.
+        Only streamed runs need this array, because their one group contains only some of the m clients; otherwise None.
       ids: ids of all m clients, [m], replicated on all devices, so that a cohort is drawn without communication. None
         unless each device stores only its own clients' data.
     """

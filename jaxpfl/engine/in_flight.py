@@ -1,7 +1,7 @@
 r"""Asynchronous rounds: M clients train concurrently, and a round ends when the next K of them have uploaded.
 
 At the start of a round, idle clients are drawn uniformly until M clients are at work again: M clients in the first
-round, then K in each round. Each of them receives the server's current model, keeps this model, and works for the
+round, then K in each round. Each drawn client receives the server's current model, keeps this model, and works for the
 number of seconds that `round.seconds_ahead` returns. The round consists of the K clients with the smallest time left;
 if times are equal, clients that began earlier come first. Each of the K clients trains from the model that it received,
 with the randomness and the learning rate of the round in which it began. The duration of the round is then subtracted

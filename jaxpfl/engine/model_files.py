@@ -205,11 +205,11 @@ class Models:
           table: table with the columns of the run's features, and possibly others.
           column: column with the clients' names; None to predict each row with the global model.
           adapt: function that predicts the rows of new clients, in place of the global model: names of the new clients
-            -> predictions for the rows of each.
+            -> one array for each new client, with the predictions for its rows.
 
         Returns:
           A data frame with the columns ``client`` (empty if ``column`` is None), ``prediction``, and a probability for
-          each class, such as ``probability_yes``. With several labels, there is a prediction for each.
+          each class, such as ``probability_yes``. With several labels, there is a prediction for each label.
 
         Raises:
           JaxpflError: as in `predict`; or if a new client needs a global model and there is none, if a model has

@@ -67,7 +67,7 @@ def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
 def names_of(
     noise: NoiseStream, federation: Federation, participation: Participation, availability: Availability
 ) -> tuple[str, ...]:
-    """Strings that describe the runs of a simulation: a single one, or one for each run if failure rates differ.
+    """Strings that describe the runs of a simulation: one for all runs, or one for each run if failure rates differ.
 
     The strings are empty if the noise key is secret.
     """

@@ -333,7 +333,7 @@ def check_memory(need: int, devices: Sequence[Device], what: str, advice: Callab
       advice: function that returns the end of the error message; called only if there is an error.
 
     Raises:
-      OutOfMemoryError: if it is not enough; the message gives the memory needed and the free memory.
+      OutOfMemoryError: if the free memory is not enough; the message gives it and the memory needed.
     """
     if (left := too_little(need, devices)) is not None:
         raise OutOfMemoryError(f"{what} need {readable(need)} of memory, but only {readable(left)} is free: {advice()}")

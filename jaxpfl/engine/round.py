@@ -329,7 +329,7 @@ def take_part(
 
 
 def summable(upload: PyTree, slots: int) -> Array:
-    """True if a sum of ``slots`` uploads of this size is finite, and so are its squares, [] bool.
+    """True if a sum of ``slots`` uploads of this size and the squares of the sum are finite, [] bool.
 
     Any other upload is discarded, because it could make the whole cohort's sum infinite. The squares matter because
     server optimizers store them.

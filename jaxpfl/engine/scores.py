@@ -231,7 +231,7 @@ def client_means(scores: np.ndarray) -> np.ndarray:
 
 
 def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: Any = None) -> list[dict[str, Any]]:
-    """Return up to five clients with the worst scores (mean over seeds), by id, name and value, the worst first.
+    """Return id, name and value of up to five clients with the worst scores (mean over seeds), the worst first.
 
     Args:
       scores: scores [S, m].

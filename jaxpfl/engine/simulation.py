@@ -57,8 +57,9 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 class Simulation:
     """Compiled programs that train and score an algorithm on a federation.
 
-    The methods take a state and return a new one. `advance` reuses the memory of the state that it receives, which
-    cannot be used again unless ``plan.donate`` is false. Every state and every score has a leading axis of runs, [S].
+    `init` returns the first state, and `advance` returns a new state. `advance` reuses the memory of the state that it
+    receives, so that state cannot be used again unless ``plan.donate`` is false. Every state and every score has a
+    leading axis of runs, [S].
     On several devices, a state may have padding rows after the last client (see `RunState`); `trim` removes them.
 
     Example::
@@ -356,8 +357,8 @@ class Simulation:
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m client rows, for inspection or for a run on other devices.
 
-        With several processes, every process gets the whole state in host memory. `gather` returns it in the first
-        process only.
+        With several processes, every process gets the whole state in host memory. With `gather`, only the first process
+        gets it.
         """
         return self._resize(processes.fetch(state) if processes.several() else state, whole=False)
 

@@ -118,7 +118,8 @@ class Settings:
     balanced_accuracy, macro_f1, auc or calibration_error, for tasks with classes or labels 0 and 1.
 
     Also a list of names, or a dictionary of metrics by name. A metric is then a name, a function of predictions and
-    labels that returns one value for each example, or `jaxpfl.per_client` of a function of all of a client's examples.
+    labels that returns one value for each example, or `jaxpfl.per_client(f)` for a function f of all of a client's
+    examples.
     """
     rounds: int = setting(100, range=COUNT, unit="rounds")
     """Number of federated rounds."""
@@ -144,8 +145,8 @@ class Settings:
     cycle: int | None = setting(
         None, unless_given="ceil(m/K), and each client takes part in its turn", range=COUNT, unit="rounds"
     )
-    """Period of the turns, for cyclic participation: a client's turn comes every so many rounds. In each round it is
-    the turn of m/cycle clients, each of which takes part independently with probability K cycle/m."""
+    """Number of rounds from one turn of a client to the next, for cyclic participation. In each round it is the turn of
+    m/cycle clients, each of which takes part independently with probability K cycle/m."""
     local_steps: int = setting(10, range=COUNT, unit="mini-batches")
     """Number of a client's local steps (mini-batches) in a round."""
     local_epochs: int | None = setting(None, unless_given="none, local_steps applies", range=COUNT, unit="epochs")
@@ -188,8 +189,8 @@ class Settings:
     lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str)
     """Schedule, over the rounds of a run, for every learning rate that decays: decay (each method's own lr_decay),
     constant, cosine, linear, step:every=30,factor=0.1 (every 30 rounds) or exponential:factor=0.99 (each round). All
-    accept warmup=ROUNDS, and cosine:end=0.01 sets the last factor. Personalization and new clients use the rates
-    without a schedule.
+    except decay accept warmup=ROUNDS, and cosine:end=0.01 sets the last factor. Personalization and new clients use the
+    rates without a schedule.
 
     Also a function of the round (from 0) that returns a factor in [0, 1] for every rate, with a largest value of 1,
     such as ``optax.cosine_decay_schedule(1.0, rounds)``. After the last round, the last factor continues to apply.

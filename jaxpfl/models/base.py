@@ -435,7 +435,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Half:
-    """`Model.apply` in bfloat16: parameters and inputs are rounded to bfloat16, and logits are converted back.
+    """`Model.apply` in bfloat16: parameters and inputs are rounded, and logits get the parameters' dtype again.
 
     Gradients pass through the rounding unchanged, and have the parameters' dtype. Optimizer steps, sums, clipping and
     noise are computed in the parameters' dtype.

@@ -157,8 +157,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Embedding, pre-norm blocks of causal attention with rotary positions, a final normalization and a dense layer.
 
-    [N, T] integers -> [N, num_classes] at the last position, or [N, T, num_classes] if ``every``. A token outside the
-    vocabulary is embedded as NaN, so that its client is reported as diverged.
+    Tokens [N, T] give logits [N, num_classes] at the last position, or [N, T, num_classes] with ``every``. A token
+    outside the vocabulary is embedded as NaN, so that its client is reported as diverged.
 
     Attributes:
       num_classes: number of classes K.

@@ -5,9 +5,10 @@ client minimizes
 
 .. math:: f_i(\theta_i) - \log p(\theta_i; \Gamma)
 
-where f_i is the negative log likelihood of its data. The population parameters Gamma are estimated from all clients.
-Adding a personalized method mostly means writing a new prior. Gamma is a NamedTuple of arrays and of pytrees with the
-structure of theta, such as the mean. A prior's functions are closures over its static values and hyper-parameters.
+where f_i is the negative log likelihood of the client's data. The population parameters Gamma are estimated from all
+clients. Adding a personalized method mostly means writing a new prior. Gamma is a NamedTuple of arrays and of pytrees
+with the structure of theta, such as the mean. A prior's functions are closures over its static values and
+hyper-parameters.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.

@@ -1,5 +1,5 @@
-r"""Laplace prior with a median mu and one scale b: L1-regularized personalization, which sets most entries of a model
-equal to those of mu.
+r"""Laplace prior with a median mu and one scale b: L1-regularized personalization, which makes most entries of a model
+equal to mu's entries.
 
 .. math:: -\log p(\theta; \mu, b) = d \log(2 b) + \frac{|\theta - \mu|_1}{b}
 

@@ -56,7 +56,7 @@ RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 
 
 def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
-    """Choose the relation for accounting a noise mechanism with a sampling scheme: ``asked``, or the default.
+    """Return the neighboring relation ``asked``, or else the default relation for this noise and sampling.
 
     Raises:
       JaxpflError: if no accountant supports the combination, or none supports it under the relation ``asked``.
@@ -85,7 +85,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     elif isinstance(sampling, Poisson):
         supported = ("add-or-remove-one",)
     elif isinstance(sampling, Cyclic):
-        # Because blocks have equal sizes, adding or removing a user would move other users to other blocks.
+        # Because block sizes differ by at most one, adding or removing a user would move other users to other blocks.
         supported = ("zero-out",)
     else:
         supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
@@ -112,7 +112,7 @@ SMALLEST_DELTA = 1e-12
 rounding errors of the same size.
 """
 FINE, SETTLED = 2e-3, 3e-4
-"""Lower limit for the halving of the grid step, and relative change of epsilon at which halving stops."""
+"""Smallest grid step that halving may reach, and relative change of epsilon at which halving stops."""
 # Probability treated as negligible when the range of the privacy loss is bounded.
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
@@ -121,8 +121,8 @@ _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 def rdp_orders() -> list[float]:
     """Choose orders of Renyi divergence: dense near 1 for a large eps, and high enough for an eps of a few thousandths.
 
-    RDP bounds are loose for any choice of orders: a single Gaussian release with eps 15.00 at delta 1e-10 has the bound
-    15.63.
+    RDP bounds are loose for any choice of orders. For example, RDP gives 15.63 for a single Gaussian release whose eps
+    at delta 1e-10 is 15.00.
     """
     near = [1 + 0.05 * i for i in range(1, 80)]
     fractional = [5 + 0.1 * i for i in range(60)]
@@ -172,7 +172,7 @@ def _reach(z: float, rounds: int) -> float:
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """Bound like `_reach`, but from the Renyi DP of the sampled rounds, which is tighter for many rounds."""
+    """Bound on the privacy loss from the Renyi DP of the sampled rounds; tighter than `_reach` for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -237,7 +237,7 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
         order = 1 + excess
         return slope * order + math.log(excess / order) - math.log(delta * order) / excess
 
-    # Without the two logarithms of the order, the best order is 1 + sqrt(log(1/delta) / slope).
+    # Without log(1 - 1/alpha) and log(alpha), the best order is 1 + sqrt(log(1/delta) / slope).
     start = math.log(math.log(1 / delta) / slope) / 2
     best = minimize_scalar(bound, bounds=(start - 5, start + 5), method="bounded", options={"xatol": 1e-9})
     return max(0.0, float(best.fun))
@@ -304,9 +304,9 @@ class PrivacyPlan:
         """Largest number of rounds in which one client can take part: R, or the client's number of turns in cyclic
         cohorts.
 
-        For banded noise with the strategy matrix C, whose columns have norm 1, a client's turns are at least as many
-        rounds apart as there are bands. The columns of C for these turns are then non-zero in different rows, so each
-        turn counts as a separate release (Choquette-Choo et al. 2023, Theorems 2 and 4).
+        For banded noise with the strategy matrix C, whose columns have norm at most 1, a client's turns are at least as
+        many rounds apart as there are bands. The columns of C for these turns are then non-zero in different rows, so
+        each turn counts as a separate release (Choquette-Choo et al. 2023, Theorems 2 and 4).
         """
         return self.sampling.turns(self.rounds) if isinstance(self.sampling, Cyclic) else self.rounds
 
@@ -504,7 +504,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     lower, upper = _bracket(free, epsilon, delta, accountant)
     target = epsilon * (1 - _RELATIVE_TOLERANCE)
 
-    # `PrivacyPlan.epsilon` chooses a grid for each z: a common grid would be as coarse as the least noise requires.
+    # `PrivacyPlan.epsilon` chooses a grid for each z: a common grid would have to be as coarse as the smallest z needs.
     def gap(inverse: float) -> float:
         return free.scale_noise(1 / inverse).epsilon(delta, accountant) - target
 
@@ -521,7 +521,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
     """Find z and 2 z for which epsilon is above the target at z and at most the target at 2 z."""
     # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, whose
-    # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round with the user.
+    # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round in which the
+    # user takes part.
     log = -math.log(delta)
     # 1 / mu, where mu = sqrt(2 (log + epsilon)) - sqrt(2 log): for a small epsilon this difference would round to zero.
     inverse = (math.sqrt(2 * (log + epsilon)) + math.sqrt(2 * log)) / (2 * epsilon)

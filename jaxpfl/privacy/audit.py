@@ -3,9 +3,9 @@ r"""Empirical lower bounds on epsilon, from many runs or from one, and tests of 
 **Many worlds.** A world is one independent run, with or without a canary: a client whose upload, of norm C and
 direction c, is chosen to be easy to detect. The canary's score in a world is the component of the released sums S in
 that direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
-canary takes part adds 1. Anyone who sees the release can compute the score, so a privacy claim limits how well it
-separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim proves
-nothing.
+canary takes part adds 1. Anyone who sees the release can compute the score, so a privacy claim limits how well the
+score separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim
+proves nothing.
 
 With K worlds of each kind, the bound cannot exceed about log K, and it is weak at the small deltas of typical claims.
 Because an accountant gives an epsilon for every delta, audit a claim at a delta of 0.01 ... 0.2, and compare the bound
@@ -14,16 +14,16 @@ with ``plan.epsilon`` at this delta.
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
 **One run.** A coin decides for each of n canaries whether it is included. The auditor scores every canary, guesses that
-the highest scores belong to included canaries and the lowest scores to excluded ones, and abstains from the rest. For
-an (eps, delta)-DP mechanism, many correct guesses W among r are hardly more probable than under randomized response
-(Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 +
-e^\epsilon))`,
+the highest scores belong to included canaries and the lowest scores to excluded ones, and makes no guess for the other
+canaries. Let W of the r guesses be correct. For an (eps, delta)-DP mechanism, a large W is hardly more probable than
+under randomized response, with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))`. For
+every v (Steinke et al. 2023, Theorem 5.2),
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
 The coin may choose between any two neighboring data sets: with or without a client, with a client's data or with
-zeros, or with a client's data or their opposite. Canaries from several independent runs are counted together. Because
+zeros, or with a client's data or the negated data. Canaries from several independent runs are counted together. Because
 of the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
@@ -294,8 +294,8 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 _MOST = 100_000
 """Largest number of entries for the Kolmogorov-Smirnov test, and for the one-by-one comparison of a leaf's entries."""
 _CLOSE = 0.0025
-"""Threshold h: two entries that differ by less than h standard deviations (a lattice step, and rounding) may be the
-same draw.
+"""Threshold h, larger than a lattice step plus rounding: two entries that differ by less than h standard deviations may
+be the same draw.
 """
 
 

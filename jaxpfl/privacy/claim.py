@@ -32,9 +32,6 @@ from jaxpfl.support.errors import JaxpflError, warn
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     """Fill in the bands and the coefficients of banded noise.
 
-    This is not a method of `Mechanism` because the cache key of a compiled round depends on that class, and a method
-    that uses SciPy would prevent cache hits.
-
     Args:
       mechanism: mechanism with any noise; returned unchanged if the noise is not banded or already has coefficients.
       rounds: number of rounds R, for which the coefficients are optimal.
@@ -175,7 +172,9 @@ def sampling_of(participation: Participation) -> Sampling:
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn if delta is too large for a claim about users: publishing one client's data has a delta of 1 / clients.
+    """Warn if delta is too large for a claim about users.
+
+    A method that publishes the data of one random client satisfies such a claim with delta = 1 / clients.
 
     Raises:
       JaxpflError: instead of the warning, if ``strict``.

@@ -1,4 +1,4 @@
-"""Comparison of the paper's Theorem 5 with sound guarantees for the same noise."""
+"""Comparison of Theorem 5 of Ozkara et al. 2023 with sound guarantees for the same noise."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def theorem5_beside_sound(
     Implements: Ozkara et al. 2023, Theorem 5.
 
     Args:
-      c1, sigma1: clipping norm and standard deviation of the noise in a local step of the global model mu.
+      c1, sigma1: clipping norm, and standard deviation of the noise, for the gradient of the global model mu in a step.
       c2, sigma2: the same for the scale psi; c2 = 0 if psi is not uploaded.
-      clients_per_round, clients: K and m.
-      tau: local steps per round.
+      clients_per_round, clients: numbers of clients K and m.
+      tau: number of local steps per round.
       steps: total number of local steps T.
       delta: delta of all epsilons.
 

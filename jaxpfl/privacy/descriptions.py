@@ -164,7 +164,7 @@ class PerStepNoise:
     r"""Noise of the paper's DP-AdaPeD: in every local step each client clips its gradients and adds noise to them.
 
     With clipping norm C and noise of standard deviation s, the tau steps of one client are tau adaptive Gaussian
-    releases, for any post-processing:
+    releases. Together they have the noise multiplier z, however the client computes its upload from them:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
@@ -176,8 +176,8 @@ class PerStepNoise:
 
     The paper assumes that the average has noise of variance tau s^2/K. This is not true, because a client's later
     gradients depend on its earlier noise and may cancel that noise. Under either bound above, a round is at least as
-    private as one Gaussian release, which the bounds for sampled rounds require. A client's mu and psi count as one
-    release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
+    private as one Gaussian release with noise multiplier z. The accounting of sampled rounds requires this. A client's
+    mu and psi count as one release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
     The paper's update of psi is not linear. The gradient of psi depends on mu, including the noise of the same step, so
     the sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to the

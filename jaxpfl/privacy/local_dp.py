@@ -99,7 +99,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     r"""One-bit mechanism: replace each entry x, clipped to [-b, b], by one of two values with expectation x:
 
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
-       P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
+       P(+ b\,c) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
     A message takes one bit. The variance of a message, :math:`b^2 c^2 - x^2`, is below the Gaussian mechanism's.
 
@@ -125,7 +125,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Ozkara et al.'s message (7): replace each entry x, clipped to [0, 1], by one of two values with expectation x:
+    r"""Message (7) of Ozkara et al.: replace each entry x, clipped to [0, 1], by one of two values with expectation x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad

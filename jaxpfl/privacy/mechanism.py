@@ -6,10 +6,10 @@ are clipped, and noise is added to them, before the client's step:
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
 
-Formal guarantees: tau such steps by one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The paper
-assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountants pld and rdp
-use only provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more
-effective.
+Formal guarantees: tau such steps by one client, with learning rate :math:`\eta` and clipping norm C, change the mean of
+K uploads by up to :math:`\tau \eta C / K`. Theorem 5 of Ozkara et al. 2023 assumes :math:`\sqrt\tau \eta C / K`, so the
+noise protects less than the theorem states. The accountants pld and rdp use only provable bounds. The default of
+`Mechanism`, clipping and noise once at the end of the round, is more effective.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class NoiseSettings:
     joint: bool = setting(False)
     """For per_step: clip the gradients of parameters and psi as one vector, and add noise to that vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
-    """Source of the randomness of cohorts and noise: run (the seed and all settings of the run, so that it can be
-    repeated) or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
+    """Source of the randomness of cohorts and noise: run (the seed and all settings, so that the run can be repeated)
+    or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
     run ends). Use secret for a model that you publish."""
     bands: int | None = setting(None, unless_given="the cycle of the cohorts")
     """For banded: number of bands b of the matrix whose inverse correlates the noise. The server's state contains b - 1

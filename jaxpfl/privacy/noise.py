@@ -15,8 +15,9 @@ inputs cannot produce (Mironov 2012, "On significance of the least significant b
 Therefore `add_gaussian`, `add_banded` and `add_laplace` round their result to multiples of a power of two near
 :math:`2^{-9}` standard deviations (:math:`2^{-24}` in float64). The lattice's step depends only on the public scale of
 the noise, and rounding is post-processing. For any input, thousands of floats are rounded to the same lattice point.
-This hides the grid of the draws, as does summing several draws (Holohan and Braghin 2021, "Secure random sampling in
-differential privacy"). It is not proved that each lattice point occurs with its exact probability.
+This hides the grid of floats from which the noise is drawn. Summing several draws hides it too (Holohan and Braghin
+2021, "Secure random sampling in differential privacy"). It is not proved that each lattice point occurs with its exact
+probability.
 
 The generator is JAX's counter-based generator, which is reproducible but not cryptographic. The noise is for
 simulation: anyone who knows the key can subtract it.

@@ -130,8 +130,8 @@ def privatize(
         # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    # Compressors skip the count, and the same entries of the change as without privacy. Clipping covers all entries,
-    # because all are released.
+    # Compressors compress the same entries of the change as without privacy, and not the count. Clipping covers all
+    # entries, because all are released.
     increments = _Released(algorithm.increments, below=False)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 
@@ -210,7 +210,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if correlated:
             # If the new state overflows, keep the old state but the new noise, on which the next round's noise depends.
-            # The engine would restore the old noise too.
+            # The engine's own check would restore the old noise too.
             sound = trees.all_finite(state)
             state = trees.where(sound, state, guarded.state)
             metrics |= {"overflowed": (~sound).astype(jnp.float32)}

@@ -80,8 +80,8 @@ class SiloMechanism:
     Attributes:
       silos: groups of silos with the same number of examples, in ascending order of this number.
       clipping_norm: clipping norm C for each example's gradient.
-      slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset, which the accounting
-        includes.
+      slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset; the accounting takes
+        this into account.
       releases: number of gradients per mini-batch.
       rounds: number of rounds R.
       noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).

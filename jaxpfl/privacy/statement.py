@@ -51,9 +51,10 @@ class Statement(NamedTuple):
         and so does its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend
         on the client's state.
       caveats: limitations of the claim in this run.
-      silos: for the unit ``example``, one entry for each number of examples that a silo has: the epsilon, sampling
-        rate, noise multiplier and number of mini-batches, among others. ``epsilon``, ``sampling_rate`` and
-        ``noise_multiplier`` then belong to the entry with the largest epsilon.
+      silos: for the unit ``example``, one dictionary for each number of examples that a silo has, with the keys
+        ``examples``, ``clients``, ``sampling_rate``, ``noise_multiplier``, ``batches``, ``gradients_of_a_batch`` and
+        ``epsilon``. The fields ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the dictionary
+        with the largest epsilon.
       cycle: number of rounds from one turn of a client to the next, if clients take turns. ``sampling_rate`` then
         applies to a turn.
       bands: number of bands of correlated noise; 1 for independent noise.

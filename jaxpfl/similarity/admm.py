@@ -83,7 +83,7 @@ class Fused(NamedTuple):
 
 
 def prefers_spectrum(graph: Graph) -> bool:
-    """True if solving with a graph's spectrum is faster than conjugate gradients; the graph must be on the host."""
+    """True if the spectral solver is faster than conjugate gradients for a graph; the graph must be on the host."""
     crowded = graph.edges > 0 and graphs.host_degrees(graph).max() > graphs.MOST_UNROLLED
     return graph.nodes <= (MOST_DENSE_CROWDED if crowded else MOST_DENSE)
 

@@ -67,7 +67,7 @@ class LocalWork:
       server_optimizer: the server optimizer, for methods that average; see `with_server_optimizer`.
       weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
       privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. Methods
-        themselves use the mechanism only for noise in every step (`released`); AdaMix's private server also uses it.
+        themselves use it only for noise in every step (`released`) and in AdaMix's private server.
       unseen: number of clients that are never trained; they are the last clients in ``sizes``.
       graph: graph of the trained clients in the order of the stack, for methods that need a graph (`Method.graph`).
       epochs: number E of passes over a client's own examples in a round; None if all clients take ``steps`` steps.

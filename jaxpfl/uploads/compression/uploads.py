@@ -29,7 +29,7 @@ because XLA compiles a different program.
 
 Privacy. Under a privacy mechanism, the compressor is applied to the client's private upload (its clipped increment with
 its own share of the noise), and is therefore post-processing. Compressed uploads must be decoded before they can be
-summed, so other clients' noise adds no protection; `privacy.plan_of` accounts for that. Error feedback is then not
+summed, so other clients' noise adds no protection; `privacy.plan_of` accounts for this. Error feedback is then not
 allowed, because the memory of a client that failed would reveal information about its data.
 
 References: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes"; Zhao et al.,
