@@ -253,9 +253,9 @@ def test_cohorts_are_drawn_from_a_secret_key(federation):
     """Whoever knows the run's seed does not know who takes part."""
     mechanism = Mechanism(1.0, noise_seed="secret")
     simulation = simulation_of("fedavg", federation, mechanism, participation="poisson", cohort=2)
-    # Equal with a probability below 1e-3: the numbers of rounds of four clients, of 24 with probability 1/2.
-    one, other = (simulation.counts(simulation.advance(simulation.init([1]), 24)[0]).table for _ in range(2))
-    assert not np.array_equal(one, other)
+    # Each of four clients is in a round with probability 1/2: three counts of 24 rounds agree with one below 1e-6.
+    counts = [np.asarray(simulation.counts(simulation.advance(simulation.init([1]), 24)[0]).table) for _ in range(3)]
+    assert len({count.tobytes() for count in counts}) > 1
 
 
 def test_personalisation_of_silos_is_noised_by_the_noise_key(federation):
