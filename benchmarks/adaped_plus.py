@@ -3,17 +3,17 @@
     python -m benchmarks adaped_plus --data-dir DIR --json FILE
 
 On each data set, every method has the same number of tries (hyper-parameter settings), and a client computes the same
-number of gradients in each try, including those for its personalized model. A method with more gradients per step or
-per personalized model therefore trains for fewer rounds. Tries train on four fifths of each client's training examples,
-with one seed and a part of the gradients, and are scored on the last fifth. The best try of each method then trains on
-all training examples, with other seeds, and is scored once on test examples.
+number of gradients in each try, including the gradients for its personalized model. A method with more gradients per
+step or per personalized model therefore trains for fewer rounds. Tries train on four fifths of each client's training
+examples, with one seed and a part of the gradients, and are scored on the last fifth. The best try of each method then
+trains on all training examples, with other seeds, and is scored once on test examples.
 
 AdaPeD-plus uses the same static options on all data sets: the options whose best tries have the best mean over the data
 sets. Each ablation changes one ingredient, at the chosen rates. The record contains every try. It is written after each
 program, so that an interrupted search can continue.
 
 With ``--held-out``, the comparison runs on CIFAR-10 and on PersFL's splits of MNIST, which were not used to choose the
-static options of AdaPeD-plus. They are taken from the first record.
+static options of AdaPeD-plus. These options are taken from the first record.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, 
 def chosen(results: Mapping[str, Any], method: str, data: str, options: Mapping[str, Any] | None = None) -> Try:
     """Return the best try of a method on a data set.
 
-    For AdaPeD-plus, only tries with the given static options count; by default, those with the best overall options.
+    For AdaPeD-plus, only tries with the given static options count; by default, tries with the best overall options.
     """
     rows = [row for row in results["search"][data] if row["method"] == method and not row["diverged"]]
     if method == PLUS:

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a small transformer: bytes and scores by which parts are shared or personal.
+"""Low-rank adapters on a small transformer: bytes and scores, depending on the shared and the personal parts.
 
     python -m benchmarks adapters --json FILE
 

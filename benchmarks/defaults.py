@@ -32,8 +32,8 @@ from .record import command, parser, stored, table, write
 
 SEED = 100
 ROUNDS = {"digits": 100, "mnist": 150, "cifar10": 150}
-"""Rounds: for digits as in its preset, half of MNIST's and a tenth of CIFAR-10's. The search takes one core an hour or
-two."""
+"""Number of rounds: as in the preset for digits, half as many for MNIST, and a tenth for CIFAR-10. The search takes one
+core an hour or two."""
 DEVIATIONS = 2.0
 """Number of standard errors by which a try must lead before it replaces a default."""
 
@@ -290,7 +290,7 @@ def _lead(clients: Any, others: Any) -> tuple[float, float]:
 
 
 def choice(name: str, rows: list[Compared]) -> tuple[Try, tuple[str, ...]]:
-    """Return the hyper-parameters and static options that the rule of this search makes the default."""
+    """Return the hyper-parameters and static options that this search's rule chooses as the default."""
     best = max(rows, key=lambda row: row.mean)
     if best.lead <= DEVIATIONS * best.error:
         return BEFORE[name], ()

@@ -2,17 +2,17 @@
 
     python -m benchmarks drift --json FILE
 
-Digits is split among 12 clients (three classes each; half of the clients in a round, all of them with cfl). The model
-is an MLP with 16 hidden units, trained for 500 rounds of five steps. Both precisions start from the same models, and
-draw the same cohorts and batches, which do not depend on the type. (This benchmark checks that each client took part
-equally often; tests check the rest.) ``distance`` is the distance between all clients' personal models, relative to
-their norm in float64. ``accuracy`` is the difference between mean accuracies of the personal models, in percentage
-points. The record is written after each method, so that an interrupted run can continue.
+Digits is split among 12 clients with three classes each. Half of the clients take part in a round; for the method cfl,
+all of them do. The model is an MLP with 16 hidden units, trained for 500 rounds of five steps. Both precisions start
+from the same models, and draw the same cohorts and batches, which do not depend on the type. (The benchmark itself
+checks only that each client takes part equally often.) ``distance`` is the distance between all clients' personal
+models, relative to their norm in float64. ``accuracy`` is the difference between mean accuracies of the personal
+models, in percentage points. The record is written after each method, so that an interrupted run can continue.
 
-``shaken`` shows how much of this is due to rounding. It is the distance between two float64 runs, one of which is
-perturbed: at the start and after every tenth round, every number of the server's and clients' states is multiplied by 1
-+ 2^-24 z, where z is standard normal. If a method's float32 run is not further away than this run, the method amplifies
-any perturbation (argmax, thresholds, chaotic training), in any precision.
+``shaken`` shows how much of the distance is due to rounding. It is the distance between two float64 runs, one of which
+is perturbed: at the start and after every tenth round, every number of the server's and clients' states is multiplied
+by 1 + 2^-24 z, where z is standard normal. If a method's float32 run is not further away than the perturbed run, the
+method amplifies any perturbation (argmax, thresholds, chaotic training), in any precision.
 
 With ``--smooth``, networks use softplus instead of relu. If a relu unit's input is zero up to rounding for some
 example, the unit may be active in one run and inactive in the other, so the runs diverge by far more than rounding
@@ -20,8 +20,8 @@ errors. This does not happen with softplus.
 
     python -m benchmarks drift --precision bfloat16 --json FILE
 
-compares models that compute in bfloat16 with float32 in the same way, for digits split among 20 clients, all of them in
-each of 100 rounds of ten steps of batch 20, with three seeds.
+compares bfloat16 with float32 models in the same way. Digits is split among 20 clients, which all take part in each of
+100 rounds of ten steps of batch 20, with three seeds.
 """
 
 from __future__ import annotations

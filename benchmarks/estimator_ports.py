@@ -16,7 +16,7 @@ _AT_ONCE = 4096
 
 Answer: TypeAlias = tuple[np.ndarray, Callable[[], np.ndarray]]
 Run: TypeAlias = Callable[[], Answer]
-"""Estimates [m], and a function that returns which clients' intervals cover the true means."""
+"""Function that returns estimates [m], and a function that tells which clients' intervals cover the true means."""
 
 
 def scale_mixture(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ There are five tasks:
   on a vectorized likelihood and on a loop.
 - scale mixture and npmle: priors on a grid. Contenders are the libraries ashrink and npeb (with cvxpy), which are left
   out if they are not installed.
-- private: means of which each client sends one message at epsilon = 1, as one bit (`estimators.gaussian.split`) or by
+- private: each client sends one message about its mean at epsilon = 1, as one bit (`estimators.gaussian.split`) or by
   the Gaussian mechanism with delta 1e-5.
 
 Each contender except jaxpfl has a maximum number of clients, beyond which it takes too long. ``--repetitions`` is the
@@ -44,7 +44,7 @@ CONTENDERS = {
     "npmle": {"jaxpfl": 100_000, "npeb": 10_000},
     "private": {"one bit, jaxpfl": None, "Gaussian mechanism, jaxpfl": None, "noisy means": None},
 }
-"""Contenders in each task, with the largest number of clients that each is given."""
+"""Contenders in each task -> largest number of clients that each is given; None for no limit."""
 SAMPLES, GIB = 5, 2**30
 
 
@@ -139,7 +139,7 @@ def _over_draws(errors: Callable[[int], tuple[float, float]], draws: int) -> dic
 
 
 Run = Callable[[], tuple[np.ndarray, Callable[[], np.ndarray] | None]]
-"""Estimates [m], and a function, not timed, that returns which clients' intervals cover the true means."""
+"""Function that returns estimates [m], and a function, not timed, that tells which intervals cover the true means."""
 
 
 def _mixed(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ def forward(batch: int) -> int:
 
 
 def backward(batch: int) -> int:
-    """Operations of its backward pass, B: each layer's dW and dX, without dX of conv1."""
+    """Operations of the CNN's backward pass, B: each layer's dW and dX, without dX of conv1."""
     return batch * (CONV1 + 2 * (CONV2 + DENSE))
 
 

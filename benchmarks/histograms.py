@@ -4,8 +4,9 @@
 
 A round of Algorithm 2 assigns every user to the nearest of k centers and adds the histograms of each cluster. Counts
 are sparse, and become dense for one block of users at a time. Users of 500 tokens are drawn from a Dirichlet mixture.
-Users beyond the first 5000 repeat them, which does not change the work. ``all of it`` is one program of Algorithm 1:
-``--steps`` rounds without privacy, the release of the mean, and as many noisy rounds, for the largest number of users.
+Users beyond the first 5000 repeat them, which does not change the work. ``all of it`` is one program for the largest
+number of users: the initial centers of Algorithm 1, ``--steps`` rounds without privacy, the release of the mean, and as
+many noisy rounds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _plot(args: argparse.Namespace, sweeps: Any, base: dict[str, int], results: 
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Run rounds (if steps is 0), or the whole of Algorithm 1, at one size."""
+    """Run rounds (if steps is 0), or the program ``all of it``, at one size."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,9 +1,10 @@
-"""A round of linear clients with the steps of several clients in one loop, against the method's own steps.
+"""Rounds of linear clients: the steps of several clients in one loop, compared with the method's own steps.
 
     python -m benchmarks linear_forms
 
-FedAvg with everybody, ten steps, 50 features and 10 examples a client, in one process. Both forms run in
-turn, and a ratio is of one repetition. CPU seconds are of all threads, so that a busy machine matters less.
+FedAvg runs with full participation, ten steps, and 50 features and 10 examples per client. Both forms run in turn in
+one process, and a ratio compares seconds of the same repetition. CPU seconds include all threads, so other work on the
+machine matters less.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from .problems import EXAMPLES, Problem, device_facts, simulate, use_devices
 from .record import command, parser, positive, table, target, write
 
 CASES = {"regression": (1, EXAMPLES), "two classes": (2, EXAMPLES), "four classes, batches of 5": (4, 5)}
-"""Outputs, and batch size."""
+"""Case -> number of outputs and batch size."""
 FORMS = "plain", "loop"
-ROUNDS = 5  # in a timing
-ASKED = target(1.3, 1.5)  # CPU seconds of the plain form over those of the loop, at least
+ROUNDS = 5  # rounds in a timing
+ASKED = target(1.3, 1.5)  # minimum CPU seconds of the plain form relative to the loop
 
 
 @command
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """CPU and wall seconds of a round in each form, and the median ratio of their CPU seconds."""
+    """Return the CPU and wall seconds of a round in each form, and the median ratio of the forms' CPU seconds."""
     use_devices()
     from jaxpfl import ExecutionPlan
 

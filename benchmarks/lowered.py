@@ -90,7 +90,7 @@ def _report(method: str, total: dict[str, Any], rows: int) -> None:
 
 
 def products(found: list[Operation], precision: str) -> list[dict[str, Any]]:
-    """Return the products of a round, those with most operations first.
+    """Return the products of a round, sorted by decreasing number of operations.
 
     Each has ``shapes`` and ``times``; and, for all its runs together, ``flops``, ``bytes``, and the bound in
     ``seconds`` with its cause ``bound_by``.
@@ -116,7 +116,7 @@ def summary(found: list[Operation], precision: str) -> dict[str, float]:
 
 
 def bound(one: Operation, precision: str) -> tuple[float, str]:
-    """Return the least seconds of an operation on an H100, and what limits it."""
+    """Return the least seconds of an operation on an H100, and the resource that limits it."""
     peak = H100["bfloat16"] if one.dtype == "bfloat16" else H100["tf32" if precision == "tf32" else "float32"]
     arithmetic, memory = one.flops / peak, one.bytes / H100["bandwidth"]
     return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"

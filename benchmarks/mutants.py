@@ -1,7 +1,7 @@
-"""Samples mutants of packages and runs on each the tests that enter its function: ``python benchmarks/mutants.py OUT``.
+"""Sample of mutants, each run through the tests that enter its function: ``python benchmarks/mutants.py OUT``.
 
 A mutant is a copy of the package with one small change. Its tests run in the order of their cost until one fails. OUT
-is written after each mutant and taken up again. This is no timing; it needs a checkout.
+is written after each mutant, so that an interrupted run can continue. This is not a timing, and it needs a checkout.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FEWEST = 5  # tests of a mutant that run first, whatever they cost
-PATIENCE = 300  # seconds after which tests that have not ended count as failed
+FEWEST = 5  # tests of a mutant that run first, even if they are slow
+PATIENCE = 300  # seconds after which tests that are still running count as failed
 ALIVE = SURVIVED, NOT_ENTERED = "survived", "no test enters it"
-MAP = "JAXPFL_MUTANTS_MAP"  # the variable by which the run that maps tests to functions learns of its file
+MAP = "JAXPFL_MUTANTS_MAP"  # environment variable with the file to which the plugin below writes
 
-# What replaces an operator.
+# Operator -> the operator that replaces it.
 SWAPPED = {
     **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"},
     **{"in": "not in", "not in": "in", "and": "or", "or": "and", "+": "-", "-": "+", "*": "/", "/": "*"},
@@ -43,7 +43,7 @@ OPERATOR = re.compile(r"is not|not in|is|in|and|or|<<|>>|[<>=!]=|\*\*|//|[-<>+*/
 
 
 class Mutant(NamedTuple):
-    """A change of one place of a file: the bytes from ``begin`` to ``end``, within a function or class."""
+    """A change at one place of a file: the bytes from ``begin`` to ``end``, within a function or class."""
 
     file: str
     function: str
@@ -55,7 +55,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(path: Path, file: str) -> Iterator[Mutant]:
-    """Mutants of a file's functions. What is raised, annotated or formatted stays as it is."""
+    """Yield the mutants of a file's functions. Raised errors, annotations and f-strings are not changed."""
     source = path.read_bytes()
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
@@ -66,7 +66,7 @@ def mutants(path: Path, file: str) -> Iterator[Mutant]:
         return source[slice(*span(node))].decode()
 
     def changes(node: Any) -> Iterator[tuple[int, int, str]]:
-        """The place and the new text of each change of a node itself."""
+        """Yield the place and the new text of each change to a node itself."""
         operands: list[Any] = []
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
@@ -135,7 +135,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def test_map(path: Path, tests: list[str], options: list[str]) -> list[tuple[str, float, list[str]]]:
-    """Each of the default tests with its CPU seconds and the functions it enters, kept in a file."""
+    """Return each test with its CPU seconds and the functions that it enters, measured once and kept in a file."""
     if not path.exists():
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def test_map(path: Path, tests: list[str], options: list[str]) -> list[tuple[str
 
 
 def tests_of(mutant: Mutant, rows: list[tuple[str, float, list[str]]], seconds: float) -> list[str]:
-    """Tests that enter a mutant's function, or a method of its class: one case of each test first, cheap ones first."""
+    """Return the tests that enter a mutant's function, or a method of its class: first one case of each, by cost."""
     function = f"{mutant.file}::{mutant.function}."
     cases, ordered, chosen = Counter[str](), [], []
     for test, cost, names in sorted(rows, key=lambda row: row[1]):
@@ -161,7 +161,7 @@ def tests_of(mutant: Mutant, rows: list[tuple[str, float, list[str]]], seconds: 
 
 
 class Runner:
-    """Runs tests on a folder's copy of the package, in forks of a process that has imported what they need besides."""
+    """Runner of tests on a folder's copy of the package, in forks of a process that has imported the other packages."""
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         self.folder, self.options = folder, options
@@ -176,7 +176,7 @@ class Runner:
         return subprocess.Popen(command, **pipes, cwd=ROOT, env=environment, start_new_session=True)
 
     def run(self, tests: list[str]) -> str:
-        """What becomes of tests: ``SURVIVED``, the first that fails, or that `PATIENCE` ended."""
+        """Return the outcome of tests: ``SURVIVED``, the first failed test, or a note that they exceeded `PATIENCE`."""
         log = self.folder / "log"
         line = json.dumps([str(log), str(self.folder), [*self.options, *tests]])
         print(line, file=self._process.stdin, flush=True)
@@ -200,7 +200,7 @@ class Runner:
 
 
 def run(mutant: Mutant, path: Path, tests: list[str], runner: Runner) -> str:
-    """What becomes of a mutant's tests when it stands in the copy at ``path``."""
+    """Return the outcome of a mutant's tests while the copy at ``path`` contains the mutant."""
     sound, times = path.read_bytes(), path.stat()
     path.write_bytes(sound[: mutant.begin] + mutant.new.encode() + sound[mutant.end :])
     try:
@@ -212,7 +212,7 @@ def run(mutant: Mutant, path: Path, tests: list[str], runner: Runner) -> str:
 
 
 def main() -> None:
-    """Run the sample, or the rest of it, and print a line a mutant and the counts."""
+    """Run the mutants of the sample that have no outcome yet; print a line for each, and the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="JSON file of what became of each mutant, beside the map of the tests")
     parser.add_argument("--packages", nargs="+", default=["privacy", "uploads", "engine"], help="packages of jaxpfl")

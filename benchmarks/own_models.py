@@ -5,9 +5,9 @@
 FedAvg rounds are timed in turn, with one process for each contender. LeNet is the built-in ``cnn`` as a user would
 write it in flax.linen and flax.nnx. ResNet-8 is the built-in ``resnet``. The transformer has pre-norm blocks on patches
 of 4 x 4 pixels (embedded by its only convolution) and no built-in counterpart. Convolutions are computed as matrix
-products or in their plain form. The number of floating-point operations is that of the plain module's forward pass,
-counted in its program, times three: a backward pass costs twice as much as a forward pass, except that the first
-layer's input needs no gradient. The peak is that of a matrix product in the same run.
+products or in their plain form. The number of floating-point operations is three times the number in the plain module's
+forward pass, counted in its program: a backward pass costs twice as much as a forward pass, except that the first
+layer's input needs no gradient. The peak is measured by a matrix product in the same run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks privacy table2 --data-dir DIR --json FILE
 
 ``table2`` uses MNIST, split among 50 clients with three classes each, all of them in each of 300 rounds. ``figure1b``
-uses writers of MNIST instead of FEMNIST's: 66 clients of three writers, a third of them in each of 240 rounds. Noise is
+uses writers of MNIST instead of FEMNIST: 66 clients of three writers, a third of them in each of 240 rounds. Noise is
 added once to the clipped sum of a round, and calibrated by dp-accounting. Hyper-parameters are each method's defaults,
 except the clipping norm. It is chosen first, for each row of the table, on a held-out fifth of the clients' training
 examples, with a separate seed. For federated averaging, it is chosen at every epsilon; for the other methods, which
@@ -72,7 +72,7 @@ ROWS = {
     "AdaPeD, idle": ("adaped-idle", "after"),
     "AdaPeD, gated, idle": ("adaped-gated-idle", "after"),
 }
-"""Rows of the table: which of a program's models is scored."""
+"""Rows of the table -> program, and the program's model that is scored."""
 LOCAL = ("local", "local-idle", "local-rate")
 RATES = (0.01, 0.03, 0.1, 0.3)
 
@@ -249,7 +249,7 @@ class _Record:
     def chosen(self, row: str, eps: float) -> float:
         """Return the clipping norm of a row: the best on the held-out examples, and of equally good norms the smallest.
 
-        It is the best at this epsilon, or at the epsilon that was tried.
+        If no norm was tried at this epsilon, the tries at the other epsilons are compared.
         """
         program, which = ROWS[row]
         tries = self.results[f"{program}, trials"]["found"]

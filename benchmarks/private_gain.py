@@ -63,7 +63,7 @@ class Contender(NamedTuple):
       tries: learning rate for digits (``lr``) and clipping norm (``clip``) of each try.
       private: whether the uploads are private.
       public: whether the models start from a model that was trained on the public examples.
-      rounds: whether all clients take part in each round, or a fifth of the clients in turn.
+      rounds: number of rounds; all clients take part in each round, unless ``fit`` sets a cohort.
       fit: further arguments of `jaxpfl.fit`.
       privacy: further settings of the `PrivacyConfig`.
     """

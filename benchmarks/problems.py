@@ -27,7 +27,8 @@ class Problem:
     Attributes:
       model: ``cnn`` (the papers', on 28 x 28 images), ``mlp`` (one hidden layer, on 8 x 8 digits) or ``linear`` (on
         Gaussian data with 50 features and 10 examples per client).
-      clients, cohort, steps, batch: m, K (None for all), tau, b.
+      clients, cohort, steps, batch: number m of clients, number K in a round (None for all), local steps tau, batch
+        size b.
       method: registered name of the method.
       cap: number of examples that each client keeps; clients after the first 50 then repeat the data, because a large m
         would not fit in memory otherwise. The work of a step is the same. None to split the data among the m clients.
@@ -115,7 +116,7 @@ def simulate(
       model: jaxpfl or flax model on the same inputs and classes, instead of the problem's model.
       method: function that builds a method, instead of the problem's method; the hyper-parameters are that method's.
       hyper: hyper-parameters by name; arrays make a sweep.
-      draw: how mini-batches are drawn.
+      draw: kind of draw of the mini-batches.
     """
     import jaxpfl
     from jaxpfl.core import participation

@@ -2,10 +2,10 @@
 
     python -m benchmarks robust --json FILE
 
-Every method, with its default rates, computes about the same number of gradients per client, including those for
-personalization, on the same split, for every pair of an attack and an aggregation. Scores are those of the honest
-clients on test examples after the last round; nothing was chosen by these scores. The record is written after each
-method and aggregation, so that an interrupted study can continue, and a later study can add methods or attacks.
+Every method, with its default rates, computes about the same number of gradients per client, with personalization, on
+the same split, for every pair of an attack and an aggregation. Scores are the honest clients' scores on test examples
+after the last round; nothing was chosen by these scores. The record is written after each method and aggregation, so
+that an interrupted study can continue, and a later study can add methods or attacks.
 """
 
 from __future__ import annotations

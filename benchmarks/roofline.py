@@ -4,9 +4,9 @@
 
 Two peaks are measured in the same run. The first is the best f32 matrix product over several sizes, in JAX (one product
 per device, all at once) and in NumPy (with its own threads). The second is a triad ``x = y + a x`` over arrays far
-larger than the caches, on all devices. They are compared with rounds of the MNIST CNN, with operations counted by hand
-(``flops.py``), and with rounds of linear clients, with bytes counted by hand. The package's convolution executes 1.44
-times the counted operations; a second share counts the executed operations.
+larger than the caches, on all devices. The peaks are compared with rounds of the MNIST CNN, with operations counted by
+hand (``flops.py``), and with rounds of linear clients, with bytes counted by hand. The package's convolution executes
+1.44 times the counted operations; a second share counts the executed operations.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 A new process runs a first ``fit`` (30 rounds of a perceptron on digits, 50 clients, 10 in a round), the same ``fit``
 again, and a ``fit`` with another rate and seed, which differ only in traced values. ``disk`` is a new process with a
-folder of compiled programs, filled by an earlier process. ``jaxpfl compare`` is the whole command with
-its defaults, without and with that folder. Each repetition runs all cases in turn, and a ratio compares seconds of the
-same repetition. The results are medians. CPU seconds include all threads, so other work on the machine matters less.
+folder of compiled programs, filled by an earlier process. ``jaxpfl compare`` is the whole command with its defaults,
+without and with that folder. Each repetition runs all cases in turn, and a ratio compares seconds of the same
+repetition. The results are medians. CPU seconds include all threads, so other work on the machine matters less.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def stand_in(schools: int = 139, pupils: int = 15_362, features: int = 28) -> Us
 
 
 def federation_of(data: Users, seed: int) -> Any:
-    """Return silos with a fifth of their examples for testing; each is standardized by its training examples."""
+    """Return silos with a fifth of their examples for testing; each silo is standardized by its training examples."""
     import numpy as np
 
     from jaxpfl import stack_clients

@@ -4,7 +4,8 @@
 
 Every client has the papers' CNN as its personal model (AdaPeD, 44 k parameters) and ten images. K = 100 clients take 10
 steps of 10 images in a round. The contender in files has all m clients, with images in a memory-mapped file. The
-contenders in memory have as many clients as fit (`FITS`). A round's work is the same. The files are deleted at the end.
+contenders in memory have as many clients as fit (`FITS`). A round of every contender is the same work. The files are
+deleted at the end.
 
     python -m benchmarks streamed --model linear --clients 1000000 --folder DIR
 
@@ -12,10 +13,10 @@ runs the same with linear models and 100 examples of 60 floats per client, which
 
     python -m benchmarks streamed --model mlp --clients 1000 10000 100000 --plot curves.png
 
-measures the largest resident size and the seconds per round against m, for clients in each of the three places. Each
-place and count has its own process, and those with the same count are timed in turn. Counts whose states and examples
-exceed ``--memory`` are measured in files only. A resident size includes pages of mapped files, which the kernel may
-reclaim at any time.
+measures the largest resident size and the seconds per round against m, for clients in three places: on the device, in
+host memory, and in files. Each place and count has its own process, and processes with the same count are timed in
+turn. Counts whose states and examples exceed ``--memory`` are measured in files only. A resident size includes pages of
+mapped files, which the kernel may reclaim at any time.
 """
 
 from __future__ import annotations

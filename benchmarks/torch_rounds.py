@@ -109,7 +109,7 @@ class Clients:
 
 
 class Server:
-    """The global model and psi; the server runs its own clients and those of other processes."""
+    """The global model and psi; the server runs its own clients and the clients of other processes."""
 
     def __init__(self, method: str, clients: Clients, pipes: list[Any]):
         self.method, self.clients, self.pipes = method, clients, pipes

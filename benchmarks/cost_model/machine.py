@@ -1,11 +1,11 @@
-"""Speed of a CPU core, measured in a moment, and the time that clients' work takes on it.
+"""Speed of a CPU core, measured in a third of a second, and the time that clients' work takes on the core.
 
     seconds of b clients in one vectorized operation = P + b E / V + O c
 
 P is the time of the products of b clients, each timed at its own shape (`products.seconds_of`). E is the number of
 elements of element-wise operations, and O the number of operations, of ONE client (`count.Work`). The core's constants
 V and c are measured by two small programs. Each part is multiplied by a share, which was fitted once to eight problems
-(benchmarks/cost.py): element-wise operations of a training step are slower than those of the small program, and some
+(benchmarks/cost.py): element-wise operations are slower in a training step than in the small program, and some
 operations are fused into others.
 """
 

@@ -26,8 +26,7 @@ class Cost(NamedTuple):
       together: number of clients in one vectorized operation, over all runs that share its axis.
       turns: number of such operations that a device runs one after the other, for each group.
       seconds: time of a round of all runs on this machine, without drawing the cohort, the server's update and
-        evaluation.
-        None on other backends than the CPU, whose constants are not measured, and for sharded models.
+        evaluation. None for sharded models, and on backends other than the CPU, for which no constants are measured.
     """
 
     works: tuple[Work, ...]

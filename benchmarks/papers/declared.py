@@ -41,7 +41,7 @@ class Contender:
       label: name of the method in the paper.
       printed: published value.
       set: hyper-parameters and options, ``name=value``.
-      rounds: number of rounds of this method; by default, that of the case.
+      rounds: number of rounds of this method; by default, the case's number.
       score: metric in a sweep's record, a fraction.
       search: axis -> values to search, instead of the case's search; empty if the paper states the values.
       note: note for readers of the row.
@@ -100,7 +100,7 @@ class Estimate:
       of: name of a series in the study's results, or of a number in its summary.
       printed: published value.
       against: name of another series; the row is then the percentage of its error that ``of`` avoids.
-      setting: description of the row's setting, in addition to that of its case.
+      setting: description of the row's setting, in addition to the case's description.
       note: note for readers of the row.
     """
 
@@ -122,7 +122,7 @@ class Estimation:
       settings: fields of the study's settings, by name; ``{data}`` in a string is the folder of the data sets.
       estimates: rows of the table.
       quick: settings of a quick run that change the problem.
-      repetitions: number of repetitions of a quick run; by default, that in ``settings``.
+      repetitions: number of repetitions of a quick run; by default, the number in ``settings``.
       x: position on a figure's horizontal axis.
       note: note for readers of the rows.
     """

@@ -55,7 +55,7 @@ def measure(case: Estimation, way: Way) -> list[Row]:
 
     Raises:
       Interrupted: if the run was stopped.
-      JaxpflError: if data are missing, or differ from those of the stored run.
+      JaxpflError: if data are missing, or differ from the stored run's data.
     """
     path = way.folder / "runs" / f"{slug(case.setting)}.json"
     settings = settings_of(case, quick=way.quick, data_dir=way.data_dir)

@@ -32,7 +32,7 @@ class Result:
     """Rows of an experiment, and how they were computed.
 
     Attributes:
-      name, paper, what: same as in the experiment.
+      name, paper, what: fields of the experiment.
       quick: whether the run was scaled down.
       command: command that reproduces the result.
       minutes: time spent in all sessions.
@@ -168,6 +168,6 @@ def write_tidy(folder: Path, results: Iterable[Result]) -> None:
 
 
 def latest(known: Sequence[Result], own: Sequence[Result]) -> list[Result]:
-    """Merge two sets of results; results in ``own`` replace those in ``known``."""
+    """Merge two sets of results; a result in ``own`` replaces the result in ``known`` with the same name."""
     found = {(one.name, one.quick): one for one in (*known, *own)}
     return list(found.values())

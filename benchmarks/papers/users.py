@@ -45,8 +45,7 @@ def kept(
       way: common settings.
       reading: function called at the end of the runs.
       stops: rounds after which ``reading`` is called, in increasing order, ending with the last round; each value is
-        then
-        a list over the stops.
+        then a list over the stops.
 
     Raises:
       Interrupted: if the runs were stopped early.

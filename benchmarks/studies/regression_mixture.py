@@ -45,7 +45,8 @@ class RegressionMixtureSettings(Settings):
     dim: int = within(50, checks.count)
     """Dimension, d."""
     mean: float = within(1.0, minimum(0))
-    """Value of every entry of mu. The paper does not state it; 1 reproduces its errors for local estimates."""
+    """Value of every entry of mu. The paper does not state this value; 1 reproduces the paper's errors for local
+    estimates."""
     component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
     noise_variance: float = within(0.1, checks.positive)
@@ -53,7 +54,7 @@ class RegressionMixtureSettings(Settings):
     iterations: int = within(1000, checks.count)
     """Iterations of Algorithm 1; Algorithm 6, which converges after a few, has at most 20 of them."""
     floor: float = within(0.001, checks.positive)
-    """Least variance of a component in Algorithm 1, at which its variances end."""
+    """Lower bound on a component's variance in Algorithm 1; the variances decrease to this bound."""
     em_steps: int = within(20, checks.count)
     """Number of EM steps on the data."""
     repetitions: int = within(5, checks.count)

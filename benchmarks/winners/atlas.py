@@ -46,7 +46,7 @@ class Place:
 
     Attributes:
       name: name of the `Cell`.
-      data, model, heterogeneity, share, steps, epsilon, varies: same as in the cell.
+      data, model, heterogeneity, share, steps, epsilon, varies: fields of the cell.
       partition: partition of the cell's split.
       measures: measures of the cell's first split.
       methods: scores by method; a method is left out if none of its settings could be trained.

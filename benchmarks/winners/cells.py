@@ -19,7 +19,7 @@ VALIDATION = 0.2
 SPLITS = 5
 """Number of split seeds of each cell; a run uses the seed of its split."""
 FINE_TUNING = 0.15
-"""Fraction of its gradient steps that fedavg-ft spends on fine-tuning."""
+"""Fraction of the gradient steps that fedavg-ft spends on fine-tuning."""
 DELTA = 1e-3
 OWN_TEST = 0.3
 """Fraction of a writer's digits on which all methods are compared."""

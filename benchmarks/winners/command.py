@@ -23,8 +23,8 @@ from .nearest import Asked
 _TUNED = "fedavg-ft.fine_tune_steps"
 _DECIDED = {
     "rounds": "--steps says how long the run is",
-    "lr": "the rates are those of the nearest cell",
-    "set": "the settings are those of the nearest cell",
+    "lr": "the rates are taken from the nearest cell",
+    "set": "the settings are taken from the nearest cell",
 }
 """Settings of a config that the commands replace, with the reason."""
 

@@ -90,7 +90,7 @@ def _scores(cell: Cell, contender: Contender, records: Sequence[Record], splits:
 
 
 def _own(record: Record) -> dict[str, bool | int | float | str]:
-    """Return a run's settings without those that identify its cell and split."""
+    """Return a run's settings, except the settings that identify its cell and split."""
     return {name: value for name, value in record.settings.items() if name not in (CELL, "split_seed")}
 
 

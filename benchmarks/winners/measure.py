@@ -30,7 +30,7 @@ CELL = "cell"
 
 
 class Drawn(Data):
-    """Data of the last group; from a data set with an official test set, the cell's number of examples is drawn."""
+    """Cache of the last group's data, with the cell's number of examples, drawn if there is an official test set."""
 
     def __init__(self) -> None:
         super().__init__()

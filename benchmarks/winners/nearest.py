@@ -95,7 +95,7 @@ def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
         if high > _UNEQUAL * max(low, 1):
             said.append(
                 f"unequal clients, of {low} to {high} labeled examples, but the map's differ by a factor of at "
-                f"most {_UNEQUAL:g}: the distance is that of the median"
+                f"most {_UNEQUAL:g}: the distance is computed for the median"
             )
     return said
 

@@ -88,7 +88,7 @@ def recommend(atlas: Atlas, asked: Asked, cohort: int, config: RunConfig) -> Rec
       atlas: map.
       asked: federation.
       cohort: number of clients in a round.
-      config: data, split and other given settings of the run; its budget is that of ``asked``.
+      config: data, split and other given settings of the run; the budget is taken from ``asked``.
 
     Raises:
       JaxpflError: if the map has no cells of this kind, or does not cover the run.

@@ -29,7 +29,7 @@ class _Run:
     steps: int | None = setting(
         None,
         "Total number of gradient steps of a client.",
-        unless_given="those of the nearest cell",
+        unless_given="the steps of the nearest cell",
         range=COUNT,
         unit="steps",
     )

@@ -1,8 +1,8 @@
 r"""Collaborative estimation of Gaussian means, with a separate population for every column.
 
 Each column follows the model of `gaussian` with its own mu, st2 and sx2, so the units of one column do not affect the
-other columns. If the clients' variances differ significantly, every client has a different variance, which is shrunk
-toward the common variance by an inverse chi-square prior (see below). The estimate is
+other columns. If the clients' variances differ significantly, every client has its own variance, which is shrunk toward
+the common variance by an inverse chi-square prior (see below). The estimate is
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j

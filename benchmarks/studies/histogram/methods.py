@@ -54,7 +54,7 @@ class HistogramSettings(Settings):
     tokens: int = within(1_000, minimum(2))
     """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = within(4_000, checks.count)
-    """n: number of synthetic users, including those for validation and the unseen ones."""
+    """n: number of synthetic users, including validation users and unseen users."""
     components: int = within(10, checks.count)
     """Number of clusters in synthetic data."""
     alpha: float = within(200.0, checks.positive)

@@ -68,7 +68,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     nu = jnp.where(known, 1.0, degrees)
 
     def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return lambda = scale (1 / u^2 - 1), the log density of u, w, M, and phi's posterior mean.
+        """Return lambda = scale (1 / u^2 - 1); the log density of u; w; M; and phi's posterior mean.
 
         The parameter u is used because its density is bounded for every m.
         """

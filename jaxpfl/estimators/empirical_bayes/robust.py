@@ -3,7 +3,7 @@ r"""Empirical Bayes confidence intervals that are valid for any distribution of 
 Client i's linear estimate is :math:`c + w_i (x_i - c)` with :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`. The interval
 :math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` about the estimate covers theta_i with at least the nominal
 probability, on average over the clients, for any distribution of the theta_i with the variance mu_2 and the kurtosis
-kappa. Let chi, the half width, and the bias be in units of the estimate's standard deviation. The function :math:`r(t,
+kappa. Let the half width chi and the bias be in units of the estimate's standard deviation. The function :math:`r(t,
 \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)` is the probability that an interval of half width chi misses
 theta_i if the squared bias is t. The critical value cva(t, kappa) is the chi for which the largest expectation of r,
 over all distributions of the squared bias with mean t and mean square kappa t^2, is 1 - level.

@@ -44,8 +44,8 @@ NEIGHBOURS = 51
 REACH = 1.0
 """Public clipping norm C of the standardized histograms."""
 LEAST = 0.1
-"""Constant b of `standard_weights` times the number d of tokens. For tokens whose share is below a tenth of the mean
-share, weights hardly grow further.
+"""Constant b of `standard_weights`, multiplied by the number d of tokens. For tokens whose share is below a tenth of
+the mean share, weights hardly grow further.
 """
 GRID = 60
 """Number of grid values g_j, from the floor to the largest noisy value."""
