@@ -12,9 +12,9 @@ from histogram_reference import FLOOR, floored, small, users_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpfl.benchmarks.studies.histogram import printed as histogram_printed
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms.private import MASS_WEIGHT, Release
 from jaxpfl.privacy.audit import epsilon_lower_bound

@@ -27,7 +27,6 @@ RELEASES = {
     "estimators.histograms.private.noisy": "a round's sums and masses",
     "estimators.histograms.private.noisy_sums": "a round's standardised sums",
     "estimators.histograms.clusters.noisy_moment": "the second moment",
-    "estimators.histograms.printed.centering": "a call of Algorithm 3",
     "estimators.clustering.noisy_lloyd.step": "a step of Lloyd's algorithm",
 }
 

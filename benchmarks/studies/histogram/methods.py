@@ -24,7 +24,6 @@ from jaxpfl.data.sources.token_counts import TokenCounts, shares_of
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
-from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Truth, Users, floored
@@ -34,7 +33,7 @@ from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, w
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
-from . import simulated_users
+from . import printed, simulated_users
 from .simulated_users import DirichletMixture
 
 _FEW = 20
@@ -450,8 +449,8 @@ class Noise(NamedTuple):
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
     """Noise for which all releases used by one private row are together (epsilon, delta)-DP."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
-    part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
-    return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
+    part = printed.call_budget(epsilon, given.delta, given.private_rounds)
+    return Noise(alone, part[0], printed.gaussian_stddev(*part))
 
 
 def method_choices(given: HistogramSettings) -> dict[str, Choice]:
@@ -518,7 +517,7 @@ def all_private_centers(
     clusters = given.private_clusters or given.clusters
     start = histogram_clusters.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
     return made | {
-        ALGORITHM_3: histogram_printed.cluster(
+        ALGORITHM_3: printed.cluster(
             of_printed,
             users,
             start,

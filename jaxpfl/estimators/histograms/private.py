@@ -6,8 +6,7 @@ mass. Each user is in one cluster. Adding or removing a user changes sums / C by
 at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise
 multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`). A user changes the mean more in a small
-cluster.
+Setlur et al. (2023) add the noise to the mean instead. A user changes the mean more in a small cluster.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
 and one release per round, possibly with another noise multiplier (`divided`). Users do not send their assignments.
