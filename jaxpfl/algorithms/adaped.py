@@ -5,7 +5,7 @@ The objective of client i is
 .. math:: f_i(\theta_i) + \tfrac12 \log(2\psi) + \frac{f^{KD}(\theta_i, \mu)}{2 \psi}
 
 where f_i is the client's cross-entropy CE, and f^KD is the mean Kullback-Leibler divergence between the predictions of
-the two models. The client minimizes over its personal model theta_i, and all clients jointly minimize over the global
+theta_i and mu. The client minimizes over its personal model theta_i, and all clients jointly minimize over the global
 model mu and the scale psi. A large psi means that the clients are heterogeneous and theta is weakly regularized. Each
 local step makes three updates, in this order:
 
@@ -76,7 +76,7 @@ def adaped(
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
-        0 for none. If positive, clients also keep a copy of mu, and up to all m clients take steps in a round.
+        0 for none. If positive, clients also keep a copy of (mu, psi), and up to all m clients take steps in a round.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``. The client with id i has the
         model at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
         from mu. Clients with another architecture start from a random model, the same for all clients with this

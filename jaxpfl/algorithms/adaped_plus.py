@@ -122,7 +122,8 @@ def adaped_plus(
 ) -> Algorithm:
     """AdaPeD-plus: AdaPeD with a global model mu trained on labels, and personal models fine-tuned from mu.
 
-    The personalized model theta_i is fine-tuned from mu or, with ``keep``, kept by the client. The global model is mu.
+    The personalized model theta_i is fine-tuned from mu or, with ``keep``, from the model that the client keeps. The
+    global model is mu.
 
     Args:
       task: the model and its loss.
@@ -224,8 +225,8 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
 
     Args:
       plus: steps and options of the method.
-      at_first: if True, theta starts from the mu that the client receives in the first round in which it takes part;
-        otherwise from the initial mu.
+      at_first: whether theta starts from the mu that the client receives in its first round in a cohort; otherwise
+        theta starts from the initial mu.
       idles: whether the client also trains in rounds in which it does not take part.
     """
     steps = plus.steps

@@ -1,7 +1,7 @@
 r"""Clustered federated learning: a cluster is split when the mean of its clients' updates vanishes.
 
 All clients begin in one cluster. In each round every client i takes tau local steps from the model theta_c of its
-cluster c, which change the model by :math:`\Delta_i`. The uniform mean of the cluster's updates is then added to
+cluster c. These steps change the model by :math:`\Delta_i`. The uniform mean of the cluster's updates is then added to
 theta_c. A cluster is split if its mean update is short although some client's update is long,
 
 .. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
@@ -89,7 +89,7 @@ class Offered(NamedTuple):
 def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
     """Split the members into two parts so that the largest similarity between the parts is as small as possible.
 
-    Prim's algorithm builds a maximum spanning tree. It adds one member at a time, the member with the largest
+    Prim's algorithm builds a maximum spanning tree. It adds one member at a time: the member with the largest
     similarity to any member in the tree. Just before the weakest edge is added, the tree contains exactly the members
     of one part; the members added from then on form the other part.
 
@@ -232,7 +232,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
 
 
 def _means(updates: PyTree, cluster: Array, present: Array, k: int) -> PyTree:
-    """Mean update over the clients of each cluster that uploaded, leaves [k, ...]; zero if none of them did."""
+    """Mean update of each cluster over its clients that uploaded, leaves [k, ...]; zero if no client uploaded."""
     members = (jnp.arange(k)[:, None] == cluster) & present
     shares = members / jnp.maximum(members.sum(axis=1, keepdims=True), 1)
     return jax.tree.map(lambda a: jnp.tensordot(shares.astype(a.dtype), a, axes=1), updates)

@@ -8,13 +8,13 @@ client learns the weights on mini-batches by the steps
    W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
 
 where f_i is the client's loss and eta_w the learning rate of the weights. Then the client takes tau local steps from
-the mixture. The result is its new theta_i, and it uploads theta_i - theta. The server's mean is weighted by the numbers
-of examples.
+the mixture. The result is the new theta_i, and the client uploads theta_i - theta. The server's mean is weighted by the
+numbers of examples.
 
 The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
-later rounds. Here every round has ``weight_steps`` such steps. If tau is equal to ``weight_steps``, the local steps use
-the same mini-batches. A client's own model is its model at the end of its last round in the cohort. Before a client's
-first round, its own model is the global model of round 0, so the mixture in round 0 is the global model.
+later rounds. Here every round has ``weight_steps`` steps on the weights. If tau is equal to ``weight_steps``, the local
+steps use the same mini-batches. A client's own model is its model at the end of its last round in the cohort. Before a
+client's first round, its own model is the global model of round 0, so the mixture in round 0 is the global model.
 
 The method performs poorly with small cohorts. A client's own head is then many rounds old, and does not fit the global
 body, which has changed meanwhile.

@@ -1,7 +1,7 @@
 r"""FedBN: FedAvg of all parameters except the normalization layers' parameters, which stay with the client.
 
 Client i's model is (mu, nu_i): mu is shared, and nu_i are the scales and biases of the client's normalization layers.
-Both parts are trained on the client's n_i examples, and only mu is exchanged with the clients of the cohort S:
+Both parts are trained on the client's n_i examples. The server averages only mu, over the clients of the cohort S:
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)

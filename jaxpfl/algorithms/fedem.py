@@ -1,8 +1,8 @@
 r"""FedEM: EM for clients whose data are mixtures of k shared distributions, with proportions that differ between
 clients.
 
-Each distribution l has a model theta_l, with loss ell. In a round, client i first computes the responsibilities q of
-its examples s = 1 ... n_i, and its mixture proportions pi. It then trains every model on mini-batches B:
+Each distribution l has a model theta_l, with loss ell. In a round, client i first computes the models' responsibilities
+q for its examples s = 1 ... n_i, and its mixture proportions pi. It then trains every model on mini-batches B:
 
 .. math::
    q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad

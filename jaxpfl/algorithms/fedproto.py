@@ -26,7 +26,7 @@ round, random initialization reduces the accuracy by 16 percentage points.
 
 For the same reason the method performs poorly if architectures differ and cohorts are small. The method also performs
 poorly if all clients have enough examples, because clients share nothing but prototypes. Computing the prototypes takes
-a pass over all training examples, which costs more than a few small steps.
+a pass over all training examples. This pass costs more than a few small steps.
 
 Reference: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients",
 https://arxiv.org/abs/2105.00243.

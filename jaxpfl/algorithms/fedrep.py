@@ -51,8 +51,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
       head_steps: number of steps on the head; 0 for ``tau - body_steps``.
       body_steps: number of steps on the body; 0 for ``tau - head_steps``. If ``head_steps`` and ``body_steps`` are 0,
         half of the tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps``
-        steps, independently of tau. With local work in epochs, each client takes its own number of steps, which are
-        divided in the same proportion.
+        steps, independently of tau. With local work in epochs, each client divides its own number of steps in the same
+        proportion.
 
     Raises:
       JaxpflError: if the model has no head or no body, or if head or body would have no step.
@@ -66,7 +66,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
         )
     total = of_head + of_body if work.epochs is None else work.steps
     # With work in epochs, each client's own number of steps is divided. tau is then the largest client's number of
-    # steps, so that dividing tau would make a client's result depend on the other clients.
+    # steps, so dividing tau would make a client's result depend on the other clients.
     share, whole = (of_head, of_head + of_body) if head_steps or body_steps else (1, 2)
 
     def update(

@@ -1,4 +1,4 @@
-"""MAP personalization with the knowledge-distillation prior, also with another distance or the exact normalizer.
+"""MAP personalization with the knowledge-distillation prior, or with another distance or the exact normalizer.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.

@@ -101,7 +101,7 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        # The Hessian product differentiates the inner gradient, which costs two more gradients.
+        # Differentiating the inner gradient, for the Hessian product, costs two more gradients.
         gradients=gradients(work.steps, each=4 if hessian else 2, personalize=adapt_steps),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -6,9 +6,9 @@ examples. The client keeps the model with the smallest cross-entropy CE as its t
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
 A client receives a global model in each round in which it takes part, and the last global model after training. The
-teacher of a new client is the last global model. The server can also keep up to ``stored`` earlier models, equally
-spaced in rounds (`parts.servers`). The teacher of a new client is then the best of these models and the last model on
-the client's validation examples; in a tie, the earliest.
+teacher of a new client is the last global model. The server can also keep up to ``stored`` earlier models, about
+equally spaced in rounds (`parts.servers`). The teacher of a new client is then the model, among these and the last
+model, that is best on the client's validation examples; in a tie, the earliest.
 
 Stage 2 is local. The student is initialized with the teacher. With student logits a and teacher logits o, the student
 minimizes, over the client's training examples,
@@ -17,9 +17,9 @@ minimizes, over the client's training examples,
 
 A student is trained for each pair of an imitation weight lambda and a temperature T in a grid, all in parallel. The
 personalized model is the student with the greatest validation accuracy; in a tie, the student with the smallest lambda,
-then with the smallest T. If lambda is 0, T has no effect, and only the smallest T is tried. The teacher is the first
-argument of KL in the paper's Algorithm 1, and the student in its equation (3). PersFL-GD replaces KL by the
-cross-entropy to the soft labels softmax(o / T).
+then with the smallest T. If lambda is 0, T has no effect, and only the smallest T is tried. The first argument of KL is
+the teacher in the paper's Algorithm 1, but the student in its equation (3). PersFL-GD replaces KL by the cross-entropy
+to the soft labels softmax(o / T).
 
 The paper's experiments have 10 users with full participation, and use 60 / 20 / 20 % of each user's examples for
 training, validation and testing. The data set is MNIST, in three partitions: DS-1 (4 classes per user), DS-2

@@ -36,7 +36,7 @@ class Audit(NamedTuple):
       claimed_one_run: claimed epsilon at the delta of the one-run game, which is the claim's delta.
       one_run: result of the one-run game, with many canaries.
       cohorts: results of the tests of cohort sampling.
-      noise: results of the tests of the noise measured in the releases, or a string that says why it cannot be tested.
+      noise: results of the tests of the noise measured in the releases, or the reason why it cannot be measured.
       draws: results of the tests of the random draws that the program recorded: their keys, number and standard
         deviations.
       against: evidence against the claim, one line per item; empty if there is none.

@@ -8,8 +8,8 @@ the run uses the neighboring data set under the claim's relation: the client sen
 (zero-out), or the opposite upload (replace-one).
 
 With noise in every step, the canary's gradients, instead of its upload, have this direction and a large norm, because
-noise is added to each gradient. An excluded canary then has no examples, which reveals whether the number of noisy
-steps depends on a client's examples.
+noise is added to each gradient. An excluded canary then has no examples. This reveals whether the number of noisy steps
+depends on a client's examples.
 
 In the first game, many runs (worlds) differ in their seeds and in the presence of one canary. Several statistics of a
 world's releases serve as scores: the component in the canary's direction (of the whole release, of each leaf, and of
@@ -57,8 +57,8 @@ class Canaries(NamedTuple):
     Attributes:
       ids: client ids of the canaries, [n].
       relation: neighboring relation, which determines the upload of an excluded canary.
-      even: whether the direction's squared length is divided equally among leaves, which detects faults in small
-        leaves. Otherwise, the squared length is divided equally among entries, which separates many canaries.
+      even: whether the direction's squared length is divided equally among leaves, to detect faults in small leaves.
+        Otherwise, the squared length is divided equally among entries, to separate many canaries.
     """
 
     ids: np.ndarray

@@ -285,7 +285,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
       clients: one `Client` for each group of clients that share functions, such as a group with its own architecture.
-        The structure of states may differ between groups. The structures of uploads, messages and metrics must not.
+        The structure of states may differ between groups. Uploads, messages and metrics must have equal structures.
       server: the server.
       local_steps: number tau of local steps that a client without a step limit takes in a round.
       reduction: form in which the server receives the uploads: their sum, or a stack of individual uploads.

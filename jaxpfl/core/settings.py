@@ -120,7 +120,7 @@ def about(
 ) -> dict[str, Any]:
     """Make the metadata of a setting.
 
-    Declare a setting with a default by `setting`, which calls this function, and a required setting as
+    For a setting with a default, use `setting`, which calls this function. Declare a required setting as
     ``name: kind = field(metadata=about(...))``.
 
     Args:

@@ -133,7 +133,7 @@ def put_together(
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
-      steps: number of local steps of the client with the most examples; by default, this client is in the federation.
+      steps: number of local steps of the client with the most examples; None if this client is in the federation.
 
     Raises:
       JaxpflError: if a setting is incompatible with the data, or if a name is unknown.
@@ -359,7 +359,7 @@ class Assembled:
         return algorithm, values
 
     def _one_client(self) -> Splits:
-        """Shapes of one client's view of its data, computed without tracing, which would cost time in every fit."""
+        """Shapes of one client's view of its data, computed without tracing, because tracing would slow every fit."""
         number = jax.ShapeDtypeStruct((), np.int32)
 
         def view(split: ClientData) -> ClientData:
@@ -482,8 +482,8 @@ def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Tas
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
     """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbors.
 
-    None if the method does not need a graph. By default, nearest neighbors are found by comparing the distributions of
-    the clients' inputs (``graph="data"``), which needs no training.
+    None if the method does not need a graph. By default (``graph="data"``), nearest neighbors are found without
+    training, by comparing the distributions of the clients' inputs.
 
     Args:
       spec: settings of the run.
@@ -503,7 +503,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
         if spec.neighbours is not None and near > others:  # the default is allowed for any number of clients
             raise JaxpflError(f"neighbours must be at most {others} (the number of other clients), got {near}")
         graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
-    if not graph.edges:  # states on edges would have no rows, which a checkpoint cannot store
+    if not graph.edges:  # states on edges would have no rows; a checkpoint cannot store them
         raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} requires neighbors")
     return graph
 

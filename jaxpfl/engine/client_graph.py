@@ -44,7 +44,7 @@ RANDOM_FEATURES = 1024
 """Number of random features that approximate the kernel. Squared discrepancies are then accurate to about 1/32."""
 MOST_FEATURES = 128
 """Largest number of features without a projection. Inputs with more features are projected at random to this number of
-features, which preserves distances of covariances to about 10 %. A client's matrix then takes 33 kB."""
+features. The projection preserves distances of covariances to about 10 %. A client's matrix then takes 33 kB."""
 MOST_COMPARED = 1000
 """Largest number of examples from which the kernel's bandwidth is computed."""
 LOCAL_ROUNDS = 10

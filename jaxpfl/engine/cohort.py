@@ -277,7 +277,7 @@ def _run_here(
     empty = RunningSum.zero(shapes.summed)
 
     def group(nth: Array, carry: Outcome) -> Outcome:
-        # A few blocks are added plainly, and only their sum is added with compensation, which costs a third as much as
+        # A few blocks are added plainly, and only their sum is added with compensation. This costs a third as much as
         # compensating every block.
         first = nth * _TOGETHER
         last = jnp.minimum(first + _TOGETHER, filled)

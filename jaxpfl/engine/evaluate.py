@@ -375,7 +375,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
 
 
 def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
-    """Value of each metric for a client, []: the mean over its examples, NaN without examples, or `Pooled.score`."""
+    """Value of each metric for a client, []: the mean over its examples (NaN without examples), or `Pooled.score`."""
     means = {}
     for name, totals in sums.items():
         metric = task.metrics[name]
@@ -410,7 +410,7 @@ def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
 
 
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
-    """Mean over clients of scores [..., m], weighted by their numbers of examples [m].
+    """Mean over clients of scores [..., m], weighted by the clients' numbers of examples [m].
 
     Clients whose score is NaN are left out; if all scores are NaN, so is the result. If the metric is a mean over a
     client's examples (accuracy, loss, MAE) or the root of such a mean (RMSE), the result is the score of all examples

@@ -22,7 +22,7 @@ from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.host_memory import readable
 
-_CACHE_BYTES = 256 * 1024  # size of a block's parameters up to which they fit in a CPU core's cache
+_CACHE_BYTES = 256 * 1024  # largest size of a block's parameters that fits in a CPU core's cache
 _LARGEST_BLOCK = 128  # a CPU gains nothing from more clients in one operation
 _MOST_DEALT = 64  # up to this number of clients per device, moving states costs less than an uneven cohort (measured)
 _MOST_DEVICES = sys.maxsize  # largest number of devices that ``auto`` uses
@@ -57,7 +57,7 @@ class ExecutionPlan:
     """
 
     devices: str | int = setting("auto", kind=_choice("auto", count=True), unit="devices")
-    """Number of devices that share the clients. auto uses all devices; if there is one process, at most one device for
+    """Number of devices that share the clients. auto uses all devices, but in a single process at most one device for
     each client of a cohort."""
     clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
     """Clients that a device trains in one vectorized operation: map trains one client after the other (the working set

@@ -59,7 +59,7 @@ class Group(NamedTuple):
         return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.size]
 
     def rows_of(self, rows: Array) -> Array:
-        """Map rows of the federation to rows of this group's stack, and m and other groups' clients to ``end``."""
+        """Map rows of the federation to rows of this group's stack; m and other groups' clients become ``end``."""
         if self._is_whole:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows of this group's stack to rows in the federation, and empty slots to m: the inverse of `rows_of`."""
+        """Map rows of this group's stack to rows in the federation; empty slots become m. The inverse of `rows_of`."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)

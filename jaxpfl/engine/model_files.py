@@ -198,8 +198,8 @@ class Models:
     def predict_table(
         self, table: Table, column: str | None, adapt: Callable[[list[str]], list[np.ndarray]] | None = None
     ) -> pandas.DataFrame:
-        """Predict the label of each row of a table with the model of the row's client; with the global model for a new
-        client.
+        """Predict the label of each row of a table with the model of the row's client, or with the global model if the
+        client is new.
 
         Args:
           table: table with the columns of the run's features, and possibly others.

@@ -131,7 +131,7 @@ class Ours:
 
     Attributes:
       private: whether the simulation is private; otherwise it has no keys.
-      last: key array of the last returned state, whose digests `check` need not compute.
+      last: keys of the last returned state, so that `check` need not compute their digests.
     """
 
     private: bool
@@ -169,7 +169,7 @@ def _digests(keys: Key) -> set[bytes]:
 
 
 def without_key(state: RunState) -> RunState:
-    """The state with its noise key set to zero, which can be evaluated and exported, but not advanced."""
+    """State with its noise key set to zero; it can be evaluated and exported, but not advanced."""
     assert state.noise is not None
     return state._replace(noise=jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(state.noise))))
 

@@ -283,8 +283,8 @@ _SMALL = 2**24
 """Requests for fewer bytes are not compared with the free memory, because determining it means reading four files."""
 
 _program_bytes: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
-"""Bytes that each program needs. They are stored because XLA takes milliseconds to compute them, which would slow down
-a second run of a small program."""
+"""Bytes that each program needs. They are stored because XLA takes milliseconds to compute them, and this time would
+slow down a second run of a small program."""
 
 
 def program_bytes(program: jax.stages.Compiled, devices: Sequence[Device]) -> int:
@@ -349,8 +349,8 @@ def use_cpu_cores(count: int | None = None) -> bool:
     """Make JAX create one CPU device for each core; to be called before any computation.
 
     It is faster to train clients one after the other on each of several devices than to let XLA's threads share one
-    small matrix product. By default, XLA ends a process in which one device waits a minute for another, which may
-    happen on a busy machine or with clients of unequal sizes. This function raises the limit to a day, unless
+    small matrix product. By default, XLA ends a process in which one device waits a minute for another. Such a wait may
+    occur on a busy machine or with clients of unequal sizes. This function raises the limit to a day, unless
     ``XLA_FLAGS`` sets it.
 
     Args:

@@ -236,9 +236,9 @@ class Settings:
     adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
     """Number of rounds in which an unseen client trains from the server's last message before it is scored."""
     graph: str | Graph | None = setting(None, unless_given="data", kind=_GRAPH, text=str | None)
-    """Graph of the clients, for network-lasso. data, features and models join nearest neighbors, found by input
-    distributions, by feature covariances and by locally trained models, respectively. On the command line, also a CSV
-    file with two client ids on each line.
+    """Graph of the clients, for network-lasso. data, features and models join nearest neighbors: data compares input
+    distributions, features compares feature covariances, and models compares locally trained models. On the command
+    line, also a CSV file with two client ids on each line.
 
     Also a Graph whose nodes are the federation's clients.
     """

@@ -280,7 +280,7 @@ def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int |
     Args:
       state: state with a leading axis of runs.
       rows: for each group's stack, the new number of rows, or the indices of the rows in their new order.
-      of_all: new number of rows, or order of rows, of the counts of all clients.
+      of_all: the same as ``rows``, for the counts of all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:
@@ -356,7 +356,7 @@ def number(value: Any) -> jax.Array:
     if not np.ndim(value):
         return jnp.asarray(np.asarray(value).item())
     array = jnp.asarray(value)
-    # `set` keeps the weak type of the array it writes to, which an array made of NumPy numbers does not have.
+    # An array made of NumPy numbers has no weak type, but `set` keeps the weak type of the array that it writes to.
     like = jnp.asarray(0.0 if jnp.issubdtype(array.dtype, jnp.floating) else 0)
     return jnp.broadcast_to(like, array.shape).at[...].set(array)
 

@@ -411,7 +411,7 @@ def start_from(task: Task, parameters: PyTree) -> Task:
         value = np.asarray(given[path])
         if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
             raise JaxpflError(f"the given parameters must be numbers, but {path!r} is {value.dtype}")
-        with np.errstate(over="ignore"):  # values that overflow become infinite, which is an error below
+        with np.errstate(over="ignore"):  # values that overflow become infinite, and are refused below
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
             raise JaxpflError(f"the given parameters must be finite, but {path!r} contains a NaN or infinite value")

@@ -42,7 +42,7 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
     Args:
       function: the metric function, ``(predictions [n, ...], y [n, ...], valid [n]) -> []``.
       root: whether the metric is the root of a mean over examples, such as the RMSE. The average over clients is then
-        the root of their mean squared score.
+        the root of the clients' mean squared score.
 
     Example::
 
@@ -80,8 +80,8 @@ Metric = PerExample | PerClient | Pooled
 def correct(logits: Array, y: Array) -> Array:
     """Return 1.0 for each example whose label has the largest logit, else 0.0; the mean is the accuracy.
 
-    Logits are [N, K], labels and results [N]. Logits that are not finite count as wrong: argmax of NaN is class 0,
-    which would hide a diverged model.
+    Logits are [N, K], labels and results [N]. Logits that are not finite count as wrong. Otherwise a diverged model
+    could be overlooked, because argmax of NaN is class 0.
     """
     right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
     return right.astype(logits.dtype)

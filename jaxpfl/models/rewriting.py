@@ -54,7 +54,7 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
 
     Args:
       apply: `Model.apply`, with all four arguments.
-      params: parameters of the model. These, x and key can be arrays, or shapes (``jax.ShapeDtypeStruct``).
+      params: parameters of the model. ``params``, ``x`` and ``key`` can be arrays or ``jax.ShapeDtypeStruct``.
       x: a batch of inputs.
       key: key for dropout.
     """

@@ -147,7 +147,7 @@ class _Odds:
         present, and the second takes a score up to the threshold as a sign that it is absent.
 
         Args:
-          tp, fp: number of worlds with and without the canary whose score is above the threshold, [T].
+          tp, fp: numbers of worlds with and without the canary whose score is above the threshold, [T].
         """
         k0 = len(self._of_absent) - 1
         likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])
@@ -380,7 +380,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
         return {}
     flat = parts.reshape(len(parts), -1)
     lengths = np.linalg.norm(flat, axis=1)
-    if not lengths.all():  # a part has no noise, which the test of the scale reports
+    if not lengths.all():  # a part has no noise; the test of the scale reports this
         return {}
     products = flat @ flat.T
     return {

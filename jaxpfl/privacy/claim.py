@@ -35,8 +35,8 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     Args:
       mechanism: mechanism with any noise; returned unchanged if the noise is not banded or already has coefficients.
       rounds: number of rounds R, for which the coefficients are optimal.
-      cycle: number of rounds from one turn of a client to the next, which is the default number of bands (at most R);
-        None if clients do not take turns.
+      cycle: number of rounds from one turn of a client to the next; None if clients do not take turns. The default
+        number of bands is the smaller of this number and R.
 
     Raises:
       JaxpflError: if there are more bands than rounds, or if neither bands nor a cycle is given.

@@ -87,7 +87,7 @@ def theorem5_beside_sound(
     return {
         "paper": {"epsilon": printed, "note": accounting.CAVEAT},
         "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
-        # A guarantee for replacing a user's data by any others also covers removing them, so the smaller epsilon is
+        # A guarantee for replacing a user's data by any other data also covers removing them, so the smaller epsilon is
         # valid.
         "per_step": {
             "zero_out": min(claim(per_step, Full()), replaced, key=lambda c: c["epsilon"]),

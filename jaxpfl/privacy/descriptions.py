@@ -119,8 +119,8 @@ class DistributedNoise:
 
     Secure aggregation hides individual uploads. A round with fewer than K_min uploads releases nothing, so every
     release has a noise multiplier of at least z. A client's share of the noise is part of its upload. If a client does
-    not take part, its share is missing, which is visible. Therefore a client's data are protected, but its
-    participation is not (the relation zero-out).
+    not take part, its share is visibly missing. Therefore a client's data are protected, but its participation is not
+    (the relation zero-out).
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.

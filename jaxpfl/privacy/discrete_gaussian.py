@@ -7,7 +7,7 @@ Delta is computed exactly from eps and sigma: it is the maximum, over all shifts
 the integers. The error of the sampler is known: its probabilities are multiples of 2^-64, within 2^-64 of the true
 probabilities, and its range ends where the tails have a mass below 2^-64. The total variation distance between the
 sampled and the true distribution is at most `Table.distance`. A mechanism at that distance from an (eps, delta)-DP
-mechanism is (eps, delta + (1 + e^eps) distance)-DP, which `stddev` takes into account.
+mechanism is (eps, delta + (1 + e^eps) distance)-DP. `stddev` takes this into account.
 
 The guarantee has two limitations. Random bits come from JAX's generator, which is not cryptographic, so the sampler is
 for simulation only. The sampling time is constant only if the hardware executes each step in constant time.

@@ -60,7 +60,8 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
       clipping_norm: clipping norm C, positive.
 
     Returns:
-      The clipped tree, and the norm before clipping, [] (0 for a tree without leaves; not finite if an entry is not).
+      The clipped tree, and the norm before clipping, []: 0 for a tree without leaves, not finite if an entry is not
+      finite.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -177,7 +178,7 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
         return
 
     def append(data: np.ndarray, stddev: np.ndarray) -> None:
-        if _ledger is not None:  # read at run time: the program may run in a later block than the one that traced it
+        if _ledger is not None:  # read at run time: the program may run in a later block than it was traced in
             _ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
 
     jax.debug.callback(append, jax.random.key_data(key), jnp.asarray(stddev))

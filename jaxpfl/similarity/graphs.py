@@ -66,8 +66,8 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
     """Compute the graph of k nearest neighbors in Euclidean distance on the host, exact to float64 rounding.
 
     Two vectors are joined if one is among the k nearest neighbors of the other. Distances from inner products are
-    fast, but lose digits by cancellation. Such distances therefore only select candidates, which are all vectors that
-    could be among the nearest, given the rounding error. The distances to the candidates are then computed from
+    fast, but lose digits by cancellation. Such distances therefore only select candidates: all vectors that could be
+    among the nearest, given the rounding error. The distances to the candidates are then computed from
     differences, so that duplicates have distance zero. In a tie, the first nodes are chosen.
 
     Implements: Zhao et al., section II-A.
@@ -255,7 +255,7 @@ def approximate(vectors: Any, k: int) -> Graph:
 
     NN-descent may miss neighbors; for 10,000 vectors near a curved surface, it missed one edge in 1000. Comparing all
     pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbors of its
-    neighbors, which takes about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
+    neighbors, in about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
     which neighbors are missed.
 
     Raises:
@@ -287,8 +287,8 @@ def approximate(vectors: Any, k: int) -> Graph:
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
     """Compute the mean of random Fourier features over a client's examples (Rahimi and Recht 2007), [number].
 
-    The distance between two clients' embeddings approximates the maximum mean discrepancy of their data under the
-    Gaussian kernel exp(-|x - y|^2 / (2 b^2)), with an error of about ``1 / sqrt(number)``.
+    The squared distance between two clients' embeddings approximates the squared maximum mean discrepancy of their data
+    under the Gaussian kernel exp(-|x - y|^2 / (2 b^2)), with an error of about ``1 / sqrt(number)``.
 
     Implements: Zhao et al., section II-A.
 

@@ -96,7 +96,7 @@ def check(method: str, hp: Any) -> None:
             low = f"{'>' if meta['open'] else '>='} {meta['low']:g}"
             high = "" if math.isinf(meta["high"]) else f" and <= {meta['high']:g}"
             raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
-        # On the device, larger numbers would become infinite, and smaller numbers zero.
+        # On the device, numbers outside this range would become infinite or zero.
         held = jnp.finfo(jnp.result_type(float))
         if not ((value == 0) | (abs(value) >= float(held.tiny)) & (abs(value) <= float(held.max))).all():
             raise JaxpflError(

@@ -45,7 +45,7 @@ MOST_OUTPUTS = 10
 _OF_WARP = 8 * 1024
 """Bytes of a batch for each warp: 64 registers of each thread."""
 _SHORT, _NARROW = 16, 63
-"""Most examples and features for which a CPU sums gradients faster one example after the other than by a product."""
+"""Largest numbers of examples and features for which a CPU sums gradients faster one by one than by a product."""
 
 CALLS = "pallas_call", "_train_in_loop"
 """Names of the kernel and of the loop in traced programs."""
@@ -62,7 +62,7 @@ _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 def form(of: Form) -> AbstractContextManager[Any]:
     """Return a context manager that selects how linear models are trained in the programs that are traced inside it.
 
-    "kernel" and "loop" use the kernel or the loop if it supports the training. "interpreted" runs the kernel's
+    "kernel" and "loop" apply only to training that they support. "interpreted" runs the kernel's
     operations one by one on any device. "plain", the default, uses neither.
     """
     return _form(of)
@@ -74,8 +74,8 @@ def is_linear(task: Task) -> bool:
 
 
 class _Clients(NamedTuple):
-    """Inputs of local SGD for one client. For m clients, leaves have a leading axis, [m, ...], or [1, ...] if all are
-    equal.
+    """Inputs of local SGD for one client. For m clients, leaves have a leading axis, [m, ...], or [1, ...] if all
+    clients have the same value.
 
     Attributes:
       counts: start and number of the client's examples in the store, and number of steps, [3] int32.

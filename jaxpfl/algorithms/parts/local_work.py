@@ -165,7 +165,7 @@ class LocalWork:
         return limit if steps is not None or own is None else jnp.minimum(limit, own.steps(data.size))
 
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
-        """Return the client optimizer at a learning rate. Its input is ``gradient + weight_decay parameters``.
+        """Return the client optimizer at a learning rate. Its input is ``gradient + weight_decay * parameters``.
 
         An optimizer that has its own weight decay (``adamw``) also applies this decay, decoupled from the gradient.
         With ``clip``, the gradient is first multiplied by ``min(1, clip / |gradient|)``.

@@ -61,7 +61,7 @@ def em(
     clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
     d = optax.tree.size(clipped) / valid.shape[0]
     stddev = noise_multiplier * SENSITIVITY * clipping_norm
-    uncertain = stddev / (clipping_norm / 2)  # standard deviation of a count, as the sums contain C / 2 times counts
+    uncertain = stddev / (clipping_norm / 2)  # standard deviation of a count: the sums contain C / 2 times counts
 
     def step(t: Array, gamma: Mixture) -> Mixture:
         sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
@@ -74,7 +74,7 @@ def em(
         mu = jax.tree.map(
             lambda new, old: jnp.where(_along(used, new), new / _along(n, new), old).astype(old.dtype), totals, gamma.mu
         )
-        # The noise adds d stddev^2 to the expectation of |sum|^2, which is subtracted here.
+        # Subtract d stddev^2, which the noise adds to the expectation of |sum|^2.
         lengths = jax.vmap(lambda total: optax.tree.norm(total, squared=True))(totals) - d * stddev**2
         s2 = jnp.maximum((squares - lengths / n) / (n * d), floor)
         shares = jnp.maximum(counts, 1.0)

@@ -22,7 +22,7 @@ client i in the cohort S, the server's step is
 ``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. Other server optimizers, such as FedAvgM and
 FedAdam, are in `optimizers`.
 
-**Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models from mu_0
+**Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models among mu_0
 ... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two with at most S multiples in
 0 ... r (including 0):
 
@@ -284,7 +284,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
 def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
     """Apply plain SGD at the server by scaling the sum of the uploads.
 
-    With a rate of one, the result equals plain averaging exactly, which a step on the mean would not.
+    With a rate of one, the result equals plain averaging exactly; a step on the mean would be rounded differently.
     """
     inner = algorithm.server
 

@@ -30,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
-"""Size of states in bytes from which a warning names their folder before they are written to files."""
+"""Smallest size of states, in bytes, for which a warning names their folder before they are written to files."""
 _UNNAMED = 2**30
 """Largest number of bytes that states may take in the system's folder for temporary files."""
 
@@ -63,7 +63,7 @@ class StreamedSimulation(Simulation):
         super().__init__(*given, **more)
         self._folder: Path | None = None
         self._disk: Disk | None = None
-        self._now: tuple[Any, np.ndarray] | None = None  # table of the counts that were last written, and its rounds
+        self._now: tuple[Any, np.ndarray] | None = None  # counts that were last written, and their rounds
         self._check_served()
         (federation,) = self.federations
         self._pages = rows.Pages(federation)

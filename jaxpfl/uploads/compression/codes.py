@@ -7,8 +7,8 @@ Code of the positions of the entries that are sent: the Elias gamma codes of the
 the gaps between positions.
 
 Run-length code of a vector: for each run of equal numbers, the number and the Elias gamma code of the run's length. The
-code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, which its
-first bit indicates:
+code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, indicated
+by its first bit:
 
 - 0, then the runs' lengths and the runs' numbers (32 bits each);
 - 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its

@@ -36,7 +36,7 @@ from jaxpfl.uploads.compression import quantizers, total_variation
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
-"""Pure function ``(key, round, x [d]) -> Compressed``. Rounds count from 0. The result is not finite if x is not."""
+"""Pure function ``(key, round, x [d]) -> Compressed``. Rounds count from 0. A result for non-finite x is not finite."""
 
 
 class Compressor(NamedTuple):

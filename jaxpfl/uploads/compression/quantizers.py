@@ -6,8 +6,8 @@ r"""Quantizers and sparsifiers of vectors, with the exact lengths of their messa
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
 
 For x in [-b, b], E q(x) = x and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, where f is the fractional part of z.
-Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x|, which is sent in 32 bits, and is therefore
-unbiased.
+Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x|, so that no number is clipped and the result is
+unbiased. b is sent in 32 bits.
 
 `sign`: the result is :math:`(\|x\|_1 / d) \operatorname{sign}(x)`. The message has one bit per entry and the scale (32
 bits). `sign` is biased and needs error feedback.
@@ -29,7 +29,7 @@ numbers is returned exactly. As in the run-length code, numbers are equal if the
 zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
 run-length code, whose table contains the codebook.
 
-Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floating-point numbers.
+Vectors are scaled by powers of two, to keep sums, squares and reciprocals in the range of floating-point numbers.
 Multiplication by a power of two is exact, so the scaling changes no bit of a result, unless intermediate values would
 otherwise overflow or underflow. Underflow matters too, because on most devices XLA flushes subnormal numbers, such as
 1 / 3e38, to zero.
@@ -262,7 +262,7 @@ def nearest(x: Array, centers: Array) -> Array:
 
 def _place(x: Array, centers: Array) -> Array:
     low, high = _ranks(centers[:-1]), _ranks(centers[1:])
-    # If two centers are neighboring floats, their midpoint rounds to one of them, which must not be the higher.
+    # If two centers are neighboring floats, their midpoint rounds to one of them. It must not be the higher.
     below = jnp.minimum(_ranks(centers[:-1] / 2 + centers[1:] / 2), high - 1)
     return jnp.searchsorted(jnp.maximum(low, below), _ranks(x))
 

@@ -180,7 +180,7 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Keep the floating-point increments of an upload, or all other leaves if ``others``; the rest becomes None."""
+    """Keep the floating-point increments of an upload, or all other leaves if ``others``; replace others by None."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
