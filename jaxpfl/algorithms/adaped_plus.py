@@ -133,10 +133,10 @@ def adaped_plus(
         theta; 0 for no fine-tuning.
       start: initial value of a kept theta: ``"mu"`` for mu in the client's first round in a cohort, or ``"init"`` for
         mu in round 0.
-      own_psi: whether each client estimates its own psi. A client then starts its first round from the server's psi and
-        later rounds from its own last value, and fine-tuning updates this value too. The server's psi is the mean over
-        clients. If false, clients start every round from the server's psi, and fine-tuning does not change psi. If
-        ``keep`` is false too, psi stays at ``psi_init``.
+      own_psi: whether each client estimates its own psi. With ``keep``, a client then starts its first round from the
+        server's psi, which is the mean over clients, and later rounds from its own last value. Fine-tuning updates psi
+        too. If false, clients start every round from the server's psi, and fine-tuning does not change psi. Without
+        ``keep``, the server's psi stays at ``psi_init``.
       normalize: whether to multiply theta's gradient by a = 2 psi / (1 + 2 psi).
       gate: whether to multiply the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, with
         K classes.
