@@ -1,4 +1,4 @@
-"""Search for the methods' default hyper-parameters, by validation examples of three data sets together.
+"""Search for the methods' default hyper-parameters, by scores on validation examples of three data sets.
 
     python -m benchmarks defaults --data-dir DIR --json FILE
 

@@ -52,7 +52,7 @@ OF_PRECISION = (("mlp", "fedavg"), ("mlp", "adaped"), ("mlp", "fedper"), ("linea
 SEEDS = 3
 SHAKE, SHAKE_EVERY = 2.0**-24, 10
 UNUSED = 1e30
-"""Bound above which a value is no parameter: losses that were never computed are the largest float of their type."""
+"""Bound above which a value is not a parameter: losses that were never computed are the largest float of their type."""
 
 
 @command
@@ -252,7 +252,7 @@ def _shaken(seed: int, state: Any, by: float) -> Any:
 
 
 def _used(values: np.ndarray) -> np.ndarray:
-    """Return False for unused slots, which contain the largest float of their type, or NaN."""
+    """Return a mask that is false for unused slots, which contain the largest float of their type, or NaN."""
     return abs(values) < UNUSED
 
 

@@ -55,7 +55,7 @@ def npmle(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
 def posterior(
     weights: np.ndarray, means: np.ndarray, sds: np.ndarray, x: np.ndarray, s: np.ndarray, theta: np.ndarray
 ) -> Answer:
-    """Return posterior means under a mixture of K normals, and a function for whether 95 % intervals cover theta."""
+    """Return posterior means under a mixture of K normals, and a function that tells which intervals cover theta."""
     from scipy import special
 
     some = weights > 0

@@ -36,7 +36,7 @@ NODES, NUMBERS, NEIGHBOURS = (500, 1000, 2000), 60, 5
 STRENGTHS = {"drawn together": 0.5, "fused": 1.0}
 """Strengths of the penalty: one too weak to fuse any clients, and one that fuses all clients around each center."""
 TOLERANCE = 1e-5
-"""Tolerance of the solver's residuals, which is its default."""
+"""Default tolerance of the solver's residuals."""
 VECTORS, Q, CHECKED = (10_000, 100_000), 64, 500
 WAYS = {"all pairs": "exact", "pynndescent": "approximate"}
 

@@ -4,10 +4,10 @@
 
 Nothing is run. The round is traced for a platform's execution plan; the platform need not be present. Products are
 counted (with operands and results, as if each came from memory), as is everything that reads or writes rows (gathers,
-scatters, slices and updates). Element-wise operations are left out, because a compiler fuses them with these. The body
-of a loop counts as often as it runs, and the loop over rounds once. The bound of a product is the larger of two times:
-its operations at the peak rate of its type, and its bytes at the bandwidth. The bound of a round is the sum over its
-products. It is not a measurement.
+scatters, slices and updates). Element-wise operations are left out, because a compiler fuses them with the counted
+operations. The body of a loop counts as often as it runs, and the loop over rounds once. The bound of a product is the
+larger of two times: its operations at the peak rate of its type, and its bytes at the bandwidth. The bound of a round
+is the sum over its products. It is not a measurement.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python -m benchmarks privacy table2 --data-dir DIR --json FILE
 
-``table2`` uses MNIST, split among 50 clients with three classes each, all of them in each of 300 rounds. ``figure1b``
-uses writers of MNIST instead of FEMNIST: 66 clients of three writers, a third of them in each of 240 rounds. Noise is
-added once to the clipped sum of a round, and calibrated by dp-accounting. Hyper-parameters are each method's defaults,
-except the clipping norm. It is chosen first, for each row of the table, on a held-out fifth of the clients' training
-examples, with a separate seed. For federated averaging, it is chosen at every epsilon; for the other methods, which
-cost more, at the middle epsilon. Test examples are used once, by ``--seeds`` runs that train on all training examples.
-The record contains every try. It is written after each program, so that an interrupted run can continue. Local training
-has no clipping norm, so its second row has as many tries of its learning rate.
+``table2`` uses MNIST, split among 50 clients with three classes each, which all take part in each of 300 rounds.
+``figure1b`` uses writers of MNIST instead of FEMNIST: 66 clients of three writers, a third of which take part in each
+of 240 rounds. Noise is added once to the clipped sum of a round, and calibrated by dp-accounting. Hyper-parameters are
+each method's defaults, except the clipping norm. It is chosen first, for each row of the table, on a held-out fifth of
+the clients' training examples, with a separate seed. For federated averaging, it is chosen at every epsilon; for the
+other methods, which cost more, at the middle epsilon. Test examples are used once, by ``--seeds`` runs that train on
+all training examples. The record contains every try. It is written after each program, so that an interrupted run can
+continue. Local training has no clipping norm, so its second row has as many tries of its learning rate.
 
 Reference: Ozkara et al. 2023, Figure 1b; Ozkara et al. 2023, Table 2; Ozkara et al. 2022, Figure 1.
 """

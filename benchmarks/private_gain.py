@@ -4,8 +4,8 @@
 
 Under strong noise, a private method may be better than local training although the clients learn nothing from each
 other, because of a penalty toward a fixed model, softer targets, or a start from public examples. Local training with
-the same regularization or start therefore serves as a control, and the question is the lead over the best such control.
-All contenders have six tries, and the best one by validation is scored on test examples. Leads are paired over splits.
+the same regularization or start therefore serves as a control, and the result is the lead over the best such control.
+All contenders have six tries, and the best try by validation is scored on test examples. Leads are paired over splits.
 The record contains every try. It is written after each program, so that an interrupted study can continue. The privacy
 claims do not cover the choice of a try.
 """

@@ -6,10 +6,10 @@ Memory: for 2000 clients of 30 images and one of 20,000, the bytes of the data o
 of the examples.
 
 Rounds: FedAvg runs on equal clients, on log-normal sizes (sigma 2), on power-law sizes (exponent 1.2) and, for the
-linear model, on 99 clients with 30 examples and one with 5000. The numbers of clients, of steps and (except for the
-last federation) of examples are equal. Batches are mini-batches, or all of a client's examples. The results are
-milliseconds of processor time on one device, which is least affected by other work on the machine, for a round and for
-an evaluation of all clients, and their ratio to the equal clients. ``--against FOLDER`` also runs the equal clients
+linear model, on 99 clients with 30 examples and one client with 5000. The numbers of clients, of steps and (except for
+the last federation) of examples are equal. Batches are mini-batches, or all of a client's examples. The results are
+milliseconds of processor time on one device, for a round and for an evaluation of all clients, and ratios to the equal
+clients. Processor time is least affected by other work on the machine. ``--against FOLDER`` also runs the equal clients
 with the jaxpfl of another checkout, timed in turn with this one.
 """
 

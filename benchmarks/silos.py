@@ -88,7 +88,8 @@ def _school(data_dir: str | None) -> Users:
 
 
 def stand_in(schools: int = 139, pupils: int = 15_362, features: int = 28) -> Users:
-    """Simulate scores of pupils: a common linear rule, differences between schools, and noise, similar to School's.
+    """Simulate scores of pupils: a common linear rule, differences between schools, and noise, as in the data set
+    School.
 
     Sizes are log-normal and at least 22, as in School.
     """

@@ -208,7 +208,7 @@ def _inner(params: dict[str, Any]) -> jex.Jaxpr | None:
 
 
 def _product(eqn: jex.JaxprEqn) -> Product | None:
-    """Return an operation's matrix product (for a convolution, of its kernel with patches); None for others."""
+    """Return an operation's matrix product (in a convolution, kernel times patches); None for other operations."""
     params = eqn.params
     if eqn.primitive.name == "dot_general":
         contract, batched = params["dimension_numbers"]

@@ -90,7 +90,7 @@ def row(
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean and the standard deviation (divisor n - 1); None for no values, or for one value's deviation."""
+    """Return the mean (None without values) and the sample standard deviation (None for fewer than two values)."""
     if not values or not all(map(math.isfinite, values)):
         return None, None
     mean = math.fsum(values) / len(values)

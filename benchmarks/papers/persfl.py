@@ -94,7 +94,7 @@ _SCORINGS = {"mnist": 20, "cifar10": 10}
 minutes for CIFAR-10."""
 _COPIED = "the paper's column equals FedAvg's for all ten users, so it is probably a copy"
 _LEAST = 100
-"""Minimum number of rounds of each method, if the question is how many it needs."""
+"""Minimum number of rounds of each method in the tables that show how many rounds the methods need."""
 _MINUTES = {"mnist": 40, "cifar10": 240}
 
 

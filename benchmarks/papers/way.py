@@ -20,7 +20,7 @@ class Way:
       data_dir: folder of the data sets; by default, the same as in `RunConfig`.
       reporter: object whose methods are called with the progress.
       stopped: function that returns True once the experiment should stop.
-      saves: function that is called with False while a stop would lose no finished work, so that it may be immediate.
+      saves: function that is called with False while a stop would lose no finished work, and may be immediate.
       data: cache of the data loaded last, for the next sweeps.
     """
 

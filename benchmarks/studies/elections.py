@@ -98,7 +98,7 @@ class ElectionSettings(Settings):
     """
 
     epsilon: tuple[float, ...] = within((0.5, 1.0, 2.0, 4.0, 8.0), checks.positive)
-    """Local privacy of each county's single bit; the private estimators run at each value."""
+    """Epsilon of each county's single, locally private bit; the private estimators run at each value."""
     repetitions: int = within(40, checks.count)
     """Repetitions of the private estimators with new randomness, in each fold."""
     seed: int = 0

@@ -50,9 +50,9 @@ class RegressionMixtureSettings(Settings):
     component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
     noise_variance: float = within(0.1, checks.positive)
-    """Variance of w; Algorithms 1 and 6 are given it, EM is not."""
+    """Variance of w, which is known to Algorithms 1 and 6, but not to EM."""
     iterations: int = within(1000, checks.count)
-    """Iterations of Algorithm 1; Algorithm 6, which converges after a few, has at most 20 of them."""
+    """Iterations of Algorithm 1. Algorithm 6 converges after a few iterations, and has at most 20."""
     floor: float = within(0.001, checks.positive)
     """Lower bound on a component's variance in Algorithm 1; the variances decrease to this bound."""
     em_steps: int = within(20, checks.count)

@@ -111,7 +111,7 @@ def commands(asked: Asked, place: Place, methods: Sequence[str], config: RunConf
 
 
 def _settings(place: Place, method: str, asked: Asked, work: Work) -> dict[str, Value]:
-    """Return a method's settings in a cell, without learning rates; clusters and fine-tuning suit the federation."""
+    """Return a method's settings in a cell without learning rates, with clusters and fine-tuning for the federation."""
     scores = place.methods[method]
     own: dict[str, Value] = {}
     for entry in scores.set:

@@ -33,7 +33,7 @@ class Recommendation:
       asked: federation.
       cohort: number of clients in a round.
       near: nearest cells with their verdicts, nearest first.
-      sources: data sets with their models, of all cells of the map.
+      sources: pairs of a data set and a model that the map has cells for.
       far: whether even the nearest cell is far.
       beyond: descriptions of the features outside the map's range.
       commands: commands that compare the best method with local training and fine-tuned FedAvg on this federation.

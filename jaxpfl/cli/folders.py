@@ -164,7 +164,7 @@ def new(folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="The fold
     """Write a small project: a method, a data loader, a config, and a test that runs in seconds."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JaxpflError(f"{folder} is not an empty folder: choose another")
-    if folder.resolve() == Path.cwd():  # the rename below would take it away from the user's shell
+    if folder.resolve() == Path.cwd():  # the rename below would take the folder away from the user's shell
         raise JaxpflError(f"{folder} is the current folder: choose another")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,8 @@ def completion(
 ) -> None:
     """Print the script that completes commands and flags in a shell.
 
-    Load the script with source <(jaxpfl completion bash). It is faster to save it in a file once and source that file.
+    Load the script with source <(jaxpfl completion bash). Saving the script in a file once and sourcing this file is
+    faster.
     """
     from jaxpfl.cli.app import command_table
     from jaxpfl.cli.parsing import print_completion

@@ -35,15 +35,15 @@ class _Claim:
     """Size of cohorts that are drawn uniformly without replacement; needs --accountant rdp and the relation
     replace-one."""
     cap: int | None = None
-    """Maximum size of Poisson cohorts; larger cohorts are cut to it."""
+    """Maximum size of Poisson cohorts; larger cohorts are cut to this size."""
     cycle: int | None = None
     """Number of rounds from one turn of a client to its next turn (cyclic); in its turn, a client takes part with
     probability --sampling-rate."""
     bands: int | None = None
     """Number of bands of correlated noise, at most the cycle (default: independent noise)."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced; unless
-    given, the first if the sampling allows it, else the second."""
+    """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced; by
+    default, the first if the sampling allows it, else the second."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
     """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023, which is not a valid bound)."""
 

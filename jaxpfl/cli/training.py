@@ -173,8 +173,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         Args:
             json: Print one JSON object.
             plot: PNG file for a plot of the split (describe).
-            output: Folder to create (convert). --data federation:FOLDER then reads the data from there, which need not
-                fit in memory (--plan.clients-in disk).
+            output: Folder to create (convert). --data federation:FOLDER then reads the data from there, even data
+                larger than memory (--plan.clients-in disk).
             config: TOML or YAML file with flags, or a run folder's config.json.
         """
         if (action == "fetch") != bool(name):

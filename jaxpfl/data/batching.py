@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
     """Static bounds on the sizes of orders, which determine the compiled program and do not change an order.
 
     Attributes:
-      short: bound on those sizes that are at most `SHORT`; 0 if all sizes are larger.
+      short: bound on the sizes that are at most `SHORT`; 0 if all sizes are larger.
       long: whether there may be larger sizes.
     """
 

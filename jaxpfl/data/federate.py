@@ -361,7 +361,7 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
     order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     quotas = np.floor(share * counts).astype(int)
     remainders = share * counts - quotas
-    # Floating-point rounding or the cap at n - 1 can make the difference positive or negative.
+    # Because of rounding or the cap at n - 1, the total can be larger or smaller than the sum of the quotas.
     for place in order[np.argsort(-remainders[order], kind="stable")][: max(total - quotas.sum(), 0)]:
         quotas[place] += 1
     for name, quota in zip(names, quotas, strict=True):

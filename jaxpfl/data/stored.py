@@ -196,7 +196,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
         "client_names": None if federation.client_names is None else list(federation.client_names),
         **known.to_json(),
     }
-    if names := said["class_names"]:  # the largest label may be smaller than the data set's
+    if names := said["class_names"]:  # the largest class may have no examples here
         said["class_names"] = [*names, *range(len(names), source.num_classes)][: source.num_classes]
     return said
 

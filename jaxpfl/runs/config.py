@@ -119,9 +119,10 @@ class DataConfig(Split, _Source):
         ),
     )
     """Number of clients that do not take part in training: after the last round, they adapt and are scored. If the
-    number of clients is set (by --clients or the data set's preset), they are additional clients; if the data determine
-    the clients, as with --client, they are held out from these. With test, they are the users of the official test set
-    that have no training examples (LEAF's split by user), and the other users train on all their examples."""
+    number of clients is set (by --clients or the data set's preset), these are additional clients; if the data
+    determine the clients, as with --client, these are held out from the data's clients. With test, the unseen clients
+    are the users of the official test set that have no training examples (LEAF's split by user), and the other users
+    train on all their examples."""
 
     @property
     def named_task(self) -> str | None:

@@ -263,6 +263,7 @@ class Ahead(AbstractContextManager["Ahead"]):
 def _same_types(one: Federation, other: Federation) -> bool:
     """Return whether the two federations have the same dtypes.
 
-    A private run derives its noise from the bytes of the data, so placing the data on the devices must not change them.
+    A private run derives its noise from the bytes of the data, so placing the data on the devices must not change these
+    bytes.
     """
     return [leaf.dtype for leaf in jax.tree.leaves(one)] == [leaf.dtype for leaf in jax.tree.leaves(other)]

@@ -42,8 +42,8 @@ class Stack(NamedTuple):
       parameters: pytree of the clients' parameters, with leaves [m, ...].
       of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
         or with several models; ``parameters`` is then the method's state of the personalized model, unchanged.
-      predict: function ``(arrays, x)`` of one client's parameters by path and inputs [n, ...] that returns
-        probabilities or expected labels (see `outcome`).
+      predict: function ``(arrays, x)`` that returns probabilities or expected labels (see `outcome`), given one
+        client's parameters by path and inputs [n, ...].
     """
 
     client_ids: np.ndarray

@@ -52,7 +52,7 @@ def unknown_setting(kind: str, name: str, fields: Collection[str]) -> JaxpflErro
     If the name is another package's name for one of the settings, the error suggests that setting.
 
     Args:
-      kind: what the name should be, for the message, such as "field in run.toml".
+      kind: kind of the valid names, for the message, such as "field in run.toml".
       name: unknown name.
       fields: names of the valid settings.
     """

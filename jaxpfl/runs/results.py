@@ -282,7 +282,7 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 
 
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
-    """Return the simulated seconds of a method: of the whole run, and until an evaluation first reaches ``time_to``.
+    """Return a method's simulated seconds in the whole run, and until an evaluation first reaches ``time_to``.
 
     Each entry has a value per seed [S]. The result is empty if there are no records of rounds, or if the record of an
     earlier round is missing.

@@ -313,7 +313,7 @@ def clients_of(
 ) -> tuple[Federation, Federation | None, data.Scaling | None, data.TableColumns | None]:
     """Separate the unseen clients from the trained clients, and replace missing values of a table.
 
-    The inputs are standardized if the config asks for it or the data set is a table.
+    The inputs are standardized if ``standardize`` is set or the data set is a table.
 
     Args:
       config: resolved config.

@@ -50,8 +50,8 @@ class MixtureSettings(Settings):
     iterations: int = within(10, checks.count)
     """Number T of steps of private k-means, and of rounds of the paper's alternating Algorithm 3."""
     epsilon: float | None = within(None, checks.positive)
-    """Epsilon per client of private k-means (central privacy) and of a message (local privacy); by default, there are
-    no private estimators."""
+    """Epsilon of private k-means (central privacy, per client) and of each message (local privacy); by default, there
+    are no private estimators."""
     delta: float = within(1e-5, checks.probability)
     """Delta of private k-means and of a message."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))

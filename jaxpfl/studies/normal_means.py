@@ -131,8 +131,8 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 
     This is the setting of Johnstone and Silverman 2004. An estimator that applies one function t to every client's x
     has a total expected squared error of at least m times the Bayes risk of this distribution. The reason is that the
-    estimator's error is the sum over clients of E (t(theta_i + e) - theta_i)^2, for a standard normal e, which depends
-    on the means only through their distribution.
+    estimator's error is the sum over clients of E (t(theta_i + e) - theta_i)^2 with a standard normal e. This sum
+    depends on the means only through their distribution.
     """
     share = jnp.asarray(nonzero) / clients
     theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)

@@ -49,7 +49,7 @@ class CsvTable(Options):
     """Format of a CSV file, and the column of its clients."""
 
     client: str | None = None
-    """Column of --csv that names the clients; by default the one called client or id."""
+    """Column of --csv that names the clients; by default the column called client or id."""
     sep: Separator | None = None
     """Separator of the cells of --csv; by default detected from the header."""
     decimal: Decimal | None = None
@@ -131,8 +131,8 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     Raises:
       JaxpflError: if the file cannot be read; if the client or sample columns are not given and no column has a default
         name (the message says what to write); if a cell is not a finite number (the message gives the line); if a
-        client's samples are the sums of all the others' (checked if all clients have equally many samples, which are
-        not all 0 or 1); or if there are no clients.
+        client's samples are the sums of all other clients' samples (checked if all clients have equally many samples,
+        which are not all 0 or 1); or if there are no clients.
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:

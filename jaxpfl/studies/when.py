@@ -101,7 +101,7 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
 
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    differ = np.geomspace(0.05, 20, 160)  # standard deviations of theta and of a client's mean: their ratio
+    differ = np.geomspace(0.05, 20, 160)  # sigma_theta relative to a client's standard error
     counts = np.geomspace(2, max(30 * given.clients, 1e4), 160)
     s2, st2 = given.s2, given.s2 * differ[:, None] ** 2
     added = study.sent_variance(given)

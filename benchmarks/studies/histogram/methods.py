@@ -51,7 +51,7 @@ class HistogramSettings(Settings):
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
     tokens: int = within(1_000, minimum(2))
-    """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
+    """d: size of the vocabulary of the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = within(4_000, checks.count)
     """n: number of synthetic users, including validation users and unseen users."""
     components: int = within(10, checks.count)
@@ -91,7 +91,7 @@ class HistogramSettings(Settings):
     direction: Direction = "printed"
     """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = within(100, checks.count)
-    """Number of tokens that DimRed keeps; for a smaller vocabulary, a tenth of it."""
+    """Number of tokens that DimRed keeps; the default is a tenth of the vocabulary if that has fewer tokens."""
     candidates: int = within(200, checks.count)
     """Number of candidate tokens of private DimRed, the most frequent by the private mean; all if there are fewer."""
     lam: float | None = None
@@ -293,7 +293,8 @@ BLENDED = ("Algorithm 2", "Standardized")
 """Methods with an additional row in which users take convex combinations of the centers."""
 PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
-"""Methods with an additional row in which the weight of a user's own histogram depends on its number of tokens."""
+"""Methods with an additional row in which the weight of a user's own histogram depends on the user's number of
+tokens."""
 MOMENT_RADIUS = 1.0
 """B: public clipping norm of a user's standardized deviation over the candidate tokens."""
 ONE_RELEASE = ("FedAvg", "FedAvg, denoised")

@@ -34,7 +34,7 @@ class Folder(NamedTuple):
       status: ``complete``, ``unfinished``, ``running`` (a process has locked the folder) or ``damaged``.
       what: names of the methods, or the name of the study.
       data: name of the data set; empty for a study.
-      done: description of the progress, or, for a damaged folder, of the damage.
+      done: description of the progress or, for a damaged folder, the damage.
     """
 
     path: Path

@@ -142,7 +142,7 @@ def _against(runs: Sequence[Record | None], scores: np.ndarray, metric: str) -> 
 
 
 def _level(best: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether the mean difference of two settings' scores [S] is at most its standard error."""
+    """Return whether the mean difference of two settings' scores [S] is at most the standard error of this mean."""
     gaps = best - other
     error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
     return abs(_mean(gaps)) <= error

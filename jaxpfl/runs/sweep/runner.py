@@ -159,8 +159,9 @@ def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
 def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     """Run a group in a Ray worker process, and return its records.
 
-    The process uses the numbers of devices and of XLA threads with which the sweep began, whatever the machine's number
-    of cores. Both numbers affect the order of floating-point additions, and therefore the last bits of the results.
+    The process uses the numbers of devices and of XLA threads with which the sweep began, even if the machine has more
+    or fewer cores. Both numbers affect the order of floating-point additions, and therefore the last bits of the
+    results.
     """
     use_cpu_cores(devices)
     compile_cache.enable()
@@ -217,7 +218,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address HOST:PORT at which no process listens; Ray would wait for it for minutes.
+    """Refuse an address HOST:PORT at which no process listens, because Ray would wait there for minutes.
 
     Raises:
       JaxpflError: if the connection fails; the message gives the reason.
