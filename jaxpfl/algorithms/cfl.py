@@ -23,8 +23,8 @@ one of its clients dropped out or diverged.
 The method performs poorly if the two thresholds do not fit the lengths of the updates, which grow with the learning
 rate, the number of steps and the size of the model. The metrics ``mean_update`` and ``largest_update`` show these
 lengths. If eps1 (:math:`\varepsilon_1`) is too large, noise causes splits, which cannot be undone, and each new cluster
-learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores
-the updates of all clients, and computes the cosine of every pair.
+learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores the
+updates of all clients, and computes the cosine of every pair.
 
 The defaults of the thresholds are from the authors' code, which also differs in other respects: it splits only clusters
 of more than two clients, starts after round 20, uses complete linkage, and has no gamma.

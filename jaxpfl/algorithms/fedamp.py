@@ -12,8 +12,8 @@ Client i takes tau local steps from its own model to minimize
 where f_i is the client's loss. The result is the client's new w_i. The client uploads the difference w_i - u_i, and the
 server adds u_i.
 
-The weights must not be negative. The paper ensures this by a small alpha. Here, if the weights of the other clients
-sum to more than one, they are divided by their sum. All models are equal at first. Cloud models also contain the last
+The weights must not be negative. The paper ensures this by a small alpha. Here, if the weights of the other clients sum
+to more than one, they are divided by their sum. All models are equal at first. Cloud models also contain the last
 models of clients outside the cohort.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model

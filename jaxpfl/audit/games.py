@@ -1,10 +1,10 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
 A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
-it changes the sum by C. The privacy claim must cover this upload too. The upload's sign in each round is given
-by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
-of their releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included,
-the run uses the neighboring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
+it changes the sum by C. The privacy claim must cover this upload too. The upload's sign in each round is given by the
+Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference of their
+releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included, the run
+uses the neighboring data set under the claim's relation: the client sends nothing (add-or-remove-one), zeros
 (zero-out), or the opposite upload (replace-one).
 
 With noise in every step, the canary's gradients, instead of its upload, have this direction and a large norm, because
@@ -265,8 +265,7 @@ def one_run(
       runs: number of independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted
-        for.
+      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted for.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)

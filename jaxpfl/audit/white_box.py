@@ -112,7 +112,7 @@ def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
     deviation, unless `why_no_noise_check` gives a reason why it cannot.
     """
     spec, noise = subject.run.spec, subject.claim.noise
-    # Run clients one after another and without delays, so that no draw is for padding and no step is left out.
+    # Run clients one after another and without failures, so that no draw is for padding and no step is left out.
     plan = replace(spec.plan, devices=1, clients="map", runs="map")
     alone = Subject(replace(subject.run, spec=replace(spec, plan=plan)))
     simulation = alone.simulation(lambda algorithm, work: algorithm, Availability())

@@ -122,7 +122,7 @@ class Participation(NamedTuple):
       name: name in config files and reports.
       num_clients: number m of clients.
       capacity: number of slots of the cohort, static.
-      expected_cohort: expected number of clients in a round (public).
+      expected_cohort: expected number of clients that are drawn in a round (public).
       everyone: whether the cohort always consists of all m clients in order, static; the engine then need not gather
         the clients' rows.
       sample: function that draws the cohort, ``(key, client_ids [m]) -> rows [capacity] int32``: sorted row
@@ -274,8 +274,8 @@ def of(
       kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
-      cycle: period of the turns, in rounds, for cyclic cohorts. Each client of the round's block then
-        takes part with probability K * cycle / m. The default is ceil(m / K), with which the whole block takes part.
+      cycle: period of the turns, in rounds, for cyclic cohorts. Each client of the round's block then takes part with
+        probability K * cycle / m. The default is ceil(m / K), with which the whole block takes part.
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort or the cap is outside 1 ... m, full participation has a cohort

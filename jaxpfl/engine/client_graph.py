@@ -60,8 +60,8 @@ def client_graph(
       space: "data", "features" or "models".
       federation: trained clients, whose training inputs are compared.
       task: task whose model is trained if the space is "models", initialized with key 0.
-      work: local work of a round if the space is "models". The method ``local`` runs for `LOCAL_ROUNDS` rounds
-        with its default hyper-parameters.
+      work: local work of a round if the space is "models". The method ``local`` runs for `LOCAL_ROUNDS` rounds with
+        its default hyper-parameters.
       neighbours: number k of neighbors. If there are fewer than k other clients, all of them are neighbors.
 
     Raises:

@@ -262,7 +262,7 @@ def constant_scores(federation: Federation, kind: str, headline: str | None = No
 
     Returns:
       The prediction, and its accuracy (root mean squared error for a regression) on each client's test examples, [m].
-      None if the headline is another metric, for which a constant prediction is meaningless.
+      None if the headline is another metric, or if the labels are neither classes nor real numbers.
     """
     real = kind == "regression"
     other = headline not in (None, "rmse" if real else ACCURACY.name)

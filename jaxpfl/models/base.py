@@ -396,8 +396,8 @@ def start_from(task: Task, parameters: PyTree) -> Task:
       parameters: a tree like the parameters of the task's model, or a dictionary of arrays by path.
 
     Raises:
-      JaxpflError: if a parameter is missing, unknown or not finite, or has a different shape; the message names the
-        first such parameter.
+      JaxpflError: if a parameter is missing or unknown, has a different shape, or contains a value that is not a finite
+        number; the message names the first such parameter.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     wanted, given = leaves_by_path(shapes), leaves_by_path(parameters)

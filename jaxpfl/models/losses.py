@@ -170,10 +170,10 @@ def token_loss(logits: Array, y: Array) -> Array:
 
     The loss of a batch is the mean over its sequences. Each token therefore has the same weight, independently of the
     length of its sequence: in a batch, among a client's examples, and in the whole federation if the method weights
-    clients by their numbers of examples. The divisor is the constant T instead of the number of labels in a batch,
-    as in FedJAX (Ro et al. 2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. A batch's loss
-    is therefore a mean over examples, and its gradient is an unbiased estimate of the client's gradient. If all
-    positions have labels, the loss is the mean over tokens; if half of a batch is padding, the step is half as large.
+    clients by their numbers of examples. The divisor is the constant T instead of the number of labels in a batch, as
+    in FedJAX (Ro et al. 2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. A batch's loss is
+    therefore a mean over examples, and its gradient is an unbiased estimate of the client's gradient. If all positions
+    have labels, the loss is the mean over tokens; if half of a batch is padding, the step is half as large.
     """
     return token_cross_entropies(logits, y) / y.shape[1]
 

@@ -22,9 +22,9 @@ every v (Steinke et al. 2023, Theorem 5.2),
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-The coin may choose between any two neighboring data sets: with or without a client, with a client's data or with
-zeros, or with a client's data or the negated data. Canaries from several independent runs are counted together. Because
-of the term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
+The coin may choose between any two neighboring data sets: with or without a client, with a client's data or with zeros,
+or with a client's data or the negated data. Canaries from several independent runs are counted together. Because of the
+term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 

@@ -74,8 +74,8 @@ class NoiseSettings:
     """For per_step: clip the gradients of parameters and psi as one vector, and add noise to that vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
     """Source of the randomness of cohorts and noise: run (the seed and all settings, so that the run can be repeated)
-    or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
-    run ends). Use secret for a model that you publish."""
+    or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the run ends).
+    Use secret for a model that you publish."""
     bands: int | None = setting(None, unless_given="the cycle of the cohorts")
     """For banded: number of bands b of the matrix whose inverse correlates the noise. The server's state contains b - 1
     noise vectors as large as the upload. At most the number of rounds from one turn of a client to the next."""

@@ -202,8 +202,8 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
       protects: name of the released quantity to which the noise is added, for `record`.
 
     Returns:
-      Tree with leaves in float32 or float64; narrower types are widened, because they can represent neither the
-      tails nor the lattice to which noisy values are rounded.
+      Tree with leaves in float32 or float64; narrower types are widened, because they can represent neither the tails
+      nor the lattice to which noisy values are rounded.
     """
     with trees.leaves_apart(False):  # an entry's noise depends on its index in the packed vector, which must not change
         packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))

@@ -175,8 +175,8 @@ def orthonormal(rows: Array) -> Array:
     If a row depends linearly on earlier rows, up to rounding error, the basis has a row of zeros instead. For example,
     the last of N rows that sum to zero depends on the other rows.
 
-    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided, because its calls in concurrent
-    runs can deadlock on a CPU with two cores.
+    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided, because its calls in concurrent runs can
+    deadlock on a CPU with two cores.
     """
     least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
@@ -238,8 +238,8 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
     - p = 2: :math:`(1 - \kappa / \|v\|_2)_+ v`;
     - p = inf: :math:`v - \operatorname{Proj}(v)`, where Proj projects onto the l1 ball of radius kappa.
 
-    For each p, v - w is the projection of v onto the ball of radius kappa in the dual norm (Moreau). Zhao et al. give
-    a single formula for all p, which is correct only for p = 2.
+    For each p, v - w is the projection of v onto the ball of radius kappa in the dual norm (Moreau). Zhao et al. give a
+    single formula for all p, which is correct only for p = 2.
 
     Implements: Zhao et al., section IV-B.
 

@@ -67,8 +67,8 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
 
     Two vectors are joined if one is among the k nearest neighbors of the other. Distances from inner products are
     fast, but lose digits by cancellation. Such distances therefore only select candidates: all vectors that could be
-    among the nearest, given the rounding error. The distances to the candidates are then computed from
-    differences, so that duplicates have distance zero. In a tie, the first nodes are chosen.
+    among the nearest, given the rounding error. The distances to the candidates are then computed from differences, so
+    that duplicates have distance zero. In a tie, the first nodes are chosen.
 
     Implements: Zhao et al., section II-A.
 
@@ -255,8 +255,8 @@ def approximate(vectors: Any, k: int) -> Graph:
 
     NN-descent may miss neighbors; for 10,000 vectors near a curved surface, it missed one edge in 1000. Comparing all
     pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbors of its
-    neighbors, in about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
-    which neighbors are missed.
+    neighbors, in about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects which
+    neighbors are missed.
 
     Raises:
       JaxpflError: if there is no vector, or k < 1.

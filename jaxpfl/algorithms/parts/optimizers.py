@@ -1,10 +1,10 @@
 r"""Client and server optimizers by name, and optimizer states that clients keep between rounds.
 
 The available optimizers are optax's optimizers and the four optimizers below. For example, ``adam`` is ``optax.adam``
-with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning
-rate is not an argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the
-following equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative
-gradient (at a server, the mean model update).
+with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning rate is not an
+argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the following
+equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative gradient (at a
+server, the mean model update).
 
 The optimizer ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:

@@ -54,8 +54,8 @@ class StreamedSimulation(Simulation):
           more: keyword arguments of `Simulation`.
 
         Raises:
-          JaxpflError: if a round of the method needs more than the cohort's rows, if there are several accelerators, or
-            if `Simulation` raises it.
+          JaxpflError: if a round of the method needs more than the cohort's rows, there are several accelerators or
+            model shards, storage on disk is combined with ``plan.donate=False``, or `Simulation` raises it.
         """
         self._where = where
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
