@@ -58,9 +58,9 @@ class Simulation:
     """Compiled programs that train and score an algorithm on a federation.
 
     `init` returns the first state, and `advance` returns a new state. `advance` reuses the memory of the state that it
-    receives, so that state cannot be used again unless ``plan.donate`` is false. Every state and every score has a
-    leading axis of runs, [S].
-    On several devices, a state may have padding rows after the last client (see `RunState`); `trim` removes them.
+    receives; the received state cannot be used again, unless ``plan.donate`` is false. Every state and every score has
+    a leading axis of runs, [S]. On several devices, a state may have padding rows after the last client (see
+    `RunState`); `trim` removes them.
 
     Example::
 

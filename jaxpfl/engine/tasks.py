@@ -217,7 +217,8 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
 
     Args:
       task: any task with the model.
-      kind: result of `kind_of`. For a user's own task, nothing is checked, because its number of outputs is unknown.
+      kind: result of `kind_of`. For a kind that is not in `TASKS`, nothing is checked, because the number of outputs is
+        unknown.
       outputs: result of `outputs_of`.
       y: labels of any split, [N] or [N, d].
 
