@@ -16,8 +16,8 @@ from data_files import source_of
 
 from jaxpfl import JaxpflError, federate, load, stack_clients
 from jaxpfl.benchmarks.studies.elections import load_elections
+from jaxpfl.benchmarks.studies.histogram import token_counts
 from jaxpfl.data import TableOptions, plan_batches, pooled, set_apart, unseen
-from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.planted import draw_planted, parse
 
 PRICE, TAGS = TableOptions("price", "city"), TableOptions("calm,dry", "site")

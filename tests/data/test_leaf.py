@@ -13,11 +13,10 @@ from data_files import real
 from scipy.io import savemat
 
 from jaxpfl.benchmarks.studies.elections import load_elections
-from jaxpfl.benchmarks.studies.histogram import simulated_users
+from jaxpfl.benchmarks.studies.histogram import simulated_users, token_counts
+from jaxpfl.benchmarks.studies.histogram.token_counts import TokenCounts
 from jaxpfl.data import available, federate, federate_unseen, load, seen
-from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.leaf import ALL_LETTERS, PAD
-from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.runs.data_sets import preset
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning

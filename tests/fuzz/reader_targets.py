@@ -17,8 +17,9 @@ from fuzz_target import Target, of_file, of_folder, whole
 from mutate import archive, odd_array, odd_tree, pickled
 
 from jaxpfl.benchmarks.studies.elections import ELECTIONS_FILE, load_elections
+from jaxpfl.benchmarks.studies.histogram import token_counts
 from jaxpfl.data import load, stack_clients, stored
-from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_counts
+from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import load_school
 from jaxpfl.engine import model_files

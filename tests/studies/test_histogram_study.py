@@ -9,7 +9,7 @@ import pytest
 from jaxpfl.benchmarks.studies.histogram import study as histogram_study
 from jaxpfl.benchmarks.studies.histogram.methods import HistogramSettings, follow, prepare
 from jaxpfl.benchmarks.studies.histogram.simulated_users import DirichletMixture
-from jaxpfl.data.sources.token_counts import TokenCounts, build
+from jaxpfl.benchmarks.studies.histogram.token_counts import TokenCounts, build
 from jaxpfl.support.errors import JaxpflError
 
 OWN = HistogramSettings(data="csv:own.csv")

@@ -19,8 +19,6 @@ import numpy as np
 from jaxpfl.core import checks
 from jaxpfl.core.randomness import named, numbered
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.data.sources import token_counts
-from jaxpfl.data.sources.token_counts import TokenCounts, shares_of
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
@@ -33,8 +31,9 @@ from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, w
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
-from . import printed, simulated_users
+from . import printed, simulated_users, token_counts
 from .simulated_users import DirichletMixture
+from .token_counts import TokenCounts, shares_of
 
 _FEW = 20
 """Smallest number of users; with fewer, the required tokens per user are lowered to the first sufficient value in

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.core import checks
-from jaxpfl.data.sources import token_counts
+
+from . import token_counts
 
 
 class DirichletMixture(NamedTuple):

@@ -14,7 +14,6 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources.npz import npz_keys
-from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import private as histogram_private
@@ -56,6 +55,7 @@ from .methods import (
     score,
 )
 from .simulated_users import DirichletMixture
+from .token_counts import TokenCounts
 
 
 def _exact(given: HistogramSettings, population: Any) -> Any:
