@@ -5,9 +5,10 @@
 Digits is split among 12 clients with three classes each. Half of the clients take part in a round; for the method cfl,
 all of them do. The model is an MLP with 16 hidden units, trained for 500 rounds of five steps. Both precisions start
 from the same models, and draw the same cohorts and batches, which do not depend on the type. (The benchmark itself
-checks only that each client takes part equally often.) ``distance`` is the distance between all clients' personal
-models, relative to their norm in float64. ``accuracy`` is the difference between mean accuracies of the personal
-models, in percentage points. The record is written after each method, so that an interrupted run can continue.
+checks only that each client takes part equally often.) ``distance`` is the L2 distance between the personal models
+of the two runs (over all clients), divided by the norm of the float64 models. ``accuracy`` is the difference between
+mean accuracies of the personal models, in percentage points. The record is written after each method, so that an
+interrupted run can continue.
 
 ``shaken`` shows how much of the distance is due to rounding. It is the distance between two float64 runs, one of which
 is perturbed: at the start and after every tenth round, every number of the server's and clients' states is multiplied

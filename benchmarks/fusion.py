@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def work(settings: dict[str, Any]) -> Contender:
-    """Run the rounds in one of the ways."""
+    """Run the rounds of one contender."""
     from jaxpfl import ExecutionPlan
 
     use_devices(1)

@@ -190,7 +190,7 @@ def transformer(width: int = 64, blocks: int = 2, heads: int = 4) -> Any:
 
 
 def forward_flops(model: Any, input_shape: tuple[int, ...]) -> float:
-    """Return the operations of products and convolutions in a forward pass of one example, from the model's program."""
+    """Count the operations of products and convolutions in a forward pass of one example."""
     import jax
     import jax.numpy as jnp
 

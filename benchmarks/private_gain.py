@@ -2,9 +2,9 @@
 
     python -m benchmarks private_gain --data-dir DIR --json FILE
 
-Under strong noise, a private method may be better than local training although the clients learn nothing from each
-other, because of a penalty toward a fixed model, softer targets, or a start from public examples. Local training with
-the same regularization or start therefore serves as a control, and the result is the lead over the best such control.
+Even if strong noise hides what clients could learn from each other, a private method may be better than local training
+because of a penalty toward a fixed model, softer targets, or a start from public examples. Local training with the same
+regularization or start therefore serves as a control, and the result is the lead over the best such control.
 All contenders have six tries, and the best try by validation is scored on test examples. Leads are paired over splits.
 The record contains every try. It is written after each program, so that an interrupted study can continue. The privacy
 claims do not cover the choice of a try.

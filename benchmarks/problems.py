@@ -112,6 +112,7 @@ def simulate(
     """Return the simulation, whose rounds are compiled.
 
     Args:
+      problem: federation, model and method.
       plan: execution plan; chosen automatically by default.
       model: jaxpfl or flax model on the same inputs and classes, instead of the problem's model.
       method: function that builds a method, instead of the problem's method; the hyper-parameters are that method's.

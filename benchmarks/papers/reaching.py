@@ -42,6 +42,7 @@ def reached(accuracy: np.ndarray, within: float = WITHIN) -> np.ndarray:
 
     Args:
       accuracy: accuracies in percent, [stops, S].
+      within: largest difference from the best score, in percentage points.
 
     Examples:
       >>> reached(np.array([[90.0], [97.0], [98.0], [97.5], [98.5]]))

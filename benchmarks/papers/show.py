@@ -68,7 +68,7 @@ def print_result(console: Any, result: Result) -> None:
 
 
 def print_list(console: Any, experiments: Iterable[Experiment], measured: Mapping[str, float]) -> None:
-    """Print the experiments with their papers and their minutes, from ``measured`` (by name) or estimated."""
+    """Print the experiments, their papers, and their minutes (``measured``, by name; otherwise an estimate)."""
     said = "minutes; ~: estimated for two cores, others: measured (jaxpfl papers show NAME names the machine)"
     table = new_table("tables and figures of the papers", said)
     for name in ("name", "paper", "what"):

@@ -86,7 +86,7 @@ class NetworkSettings(Settings):
     methods: tuple[str, ...] = within(METHODS, _check_method)
     """Methods to compare."""
     graph: Literal["models", "data", "features"] = "models"
-    """Space in which the network lasso finds nearest neighbors; only models distinguish these clients."""
+    """Space in which the network lasso finds nearest neighbors; inputs do not reveal the clusters, but models do."""
     neighbours: int = within(5, checks.count)
     """Neighbors of each client; if there are as many as clients in its cluster, some are in other clusters."""
     rounds: int = within(100, checks.count)

@@ -2,9 +2,9 @@ r"""Nearest cells of the map to a given federation.
 
 The distance is Euclidean. One unit is a factor of 4 in clients, 3 in examples, 4 in participation, 4 in gradient steps
 or 4 in epsilon, or .25 in the square root of the label skew (the distance between iid clients and clients with five of
-ten classes is 1.3). These units are meant to change a federation about equally. A linear model and a model with layers
-have distance 1. Federations whose clients differ in another way (in label proportions, as clusters that name the
-classes differently, or as users) have distance 2. The units are a judgement, not a measurement.
+ten classes is 1.3). A change by one unit is meant to matter about equally in every feature. A linear model and a model
+with layers have distance 1. Federations whose clients differ in another way (in label proportions, as clusters that
+name the classes differently, or as users) have distance 2. The units are a judgement, not a measurement.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ share of ones :math:`\bar X_i` the weight a_i:
 If P is a Beta distribution, the estimate is the posterior mean. The estimators in this module differ in how they obtain
 mu and v. A client's samples are numbers in {0, 1}, [n].
 
-Under privacy (`split`, and `printed_private` for comparison) a client sends the paper's message (7),
-`privacy.local_dp.one_bit_unit`. The message takes one of two values, its mean is the encoded number in [0, 1], and the
-message is eps-LDP. The variance of a two-valued message is a function of its mean, so bits that encode the clients'
-shares carry no information about the variance of P. In `split`, half of the clients therefore encode an estimate of
-p_i^2 instead.
+Under privacy (`split`, and `printed_private` for comparison) a client sends the message of the paper's equation (7),
+which is `privacy.local_dp.one_bit_unit`. The message takes one of two values, its mean is the encoded number in [0, 1],
+and the message is eps-LDP. The variance of a two-valued message is a function of its mean, so bits that encode the
+clients' shares carry no information about the variance of P. In `split`, half of the clients therefore encode an
+estimate of p_i^2 instead.
 
 Reference: Ozkara et al. 2023, section 2.2, equation (7), Theorems 3 and 4, and appendix C.
 """

@@ -103,6 +103,9 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
     Args:
       scores: standard Gumbel variables, one row per point, [m, starts, k].
+      points: points to cluster, [m, d].
+      valid: whether a point exists, [m].
+      steps: number of iterations of Lloyd's algorithm.
     """
 
     def one(of_start: Array) -> tuple[Array, Clusters]:

@@ -273,7 +273,7 @@ def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with references ``FILE.py:NAME`` to files in ``folder``; by default, to bare file names."""
+    """Return the config with the folder in references ``FOLDER/FILE.py:NAME`` replaced; by default, removed."""
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
     return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 

@@ -52,7 +52,7 @@ def split(reference: str) -> tuple[Path, str]:
 
 
 def moved(reference: str, folder: Path = Path()) -> str:
-    """Return the reference with the file's folder replaced; by default, with no folder."""
+    """Return the reference with the file's folder replaced; by default, removed."""
     path, name = split(reference)
     return f"{folder / path.name}:{name}"
 

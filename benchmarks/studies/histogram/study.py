@@ -94,8 +94,8 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     - ``rows``: scores by column ("non-private" and "epsilon E") and row. ``mean`` is the mean loss over runs, and
       ``interval`` the half width of its 95 % confidence interval by Student's t (None for one run). ``unseen`` is the
       mean loss of unseen users, and ``chosen`` the mean tuned lambda or alpha. ``difference`` is the difference from
-      the column's FedAvg + FT in the same runs; its half widths are given over runs, and over users (with each user's
-      loss averaged over runs).
+      the column's FedAvg + FT in the same runs: ``mean``, and the half widths of its intervals over runs and over users
+      (with each user's loss averaged over runs).
     - ``best``: name of the row that `export` writes, by column.
     - ``privacy``: privacy statement of each method, by column.
     - ``floor``: floor of the estimates.

@@ -49,7 +49,7 @@ def load(
         - ``a9a`` or ``libsvm:PATH``;
         - ``school``: exam scores of pupils of 139 schools, a regression (`natural`);
         - ``npz:FILE``: your own arrays;
-        - ``csv:FILE``: your own table, with columns for the label and the client (``table``);
+        - ``csv:FILE``: your own table, with columns for the label and the client (see ``table``);
         - ``text:FOLDER``: your own text, one file or subfolder per client (`text`);
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
