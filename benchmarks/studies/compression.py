@@ -72,9 +72,9 @@ class CompressionSettings(Settings):
     batch: int = within(0, minimum(0))
     """Examples per gradient, drawn with replacement; 0 for all of a client's examples."""
     rates: tuple[float, ...] = within((0.1, 0.3, 1.0, 3.0, 6.0), checks.positive)
-    """Learning rates in units of 1 / L; every compressor runs at each."""
+    """Learning rates in units of 1 / L, where L bounds the curvature; every compressor runs at each."""
     l2: float = within(1e-3, checks.positive)
-    """Weight of the penalty."""
+    """Weight of the L2 penalty."""
     targets: tuple[float, ...] = within((1e-2, 1e-3, 1e-4), checks.positive)
     """Gaps to the optimum for which the number of bits needed is reported."""
     seed: int = 0

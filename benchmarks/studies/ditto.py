@@ -58,7 +58,7 @@ class DittoSettings(Settings):
     tau: float = within(0.5, checks.positive)
     """Standard deviation of the clients' means."""
     factors: tuple[float, ...] = within((0.0, 0.1, 0.3, 1.0, 3.0, 10.0), checks.not_negative, empty=True)
-    """Values of lambda, in units of lambda*."""
+    """Values of lambda, in units of the optimal lambda*."""
     rounds: int = within(8, checks.count)
     """Rounds of Ditto; a round has ten full-batch steps, each of which halves the distance to the fixed point."""
     repetitions: int = within(200, checks.count)

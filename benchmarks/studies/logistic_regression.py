@@ -36,7 +36,7 @@ class LogisticSettings(Settings):
     sigma_mean: float = within(1.0, minimum(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     rate: float = within(0.02, checks.positive)
-    """eta: learning rate of steps on the sum over a client's examples."""
+    """Learning rate eta of steps on the sum of the losses over a client's examples."""
     steps: int = within(1000, checks.count)
     """Number of steps of every method."""
     repetitions: int = within(10, checks.count)

@@ -39,9 +39,9 @@ class RegressionSettings(Settings):
     sigma_mean: float = within(0.1, minimum(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     noise_variance: float = within(0.05, checks.positive)
-    """Variance of w."""
+    """Variance of the noise w in the labels."""
     feature_variance: float = within(0.05, checks.positive)
-    """Variance of an entry of X."""
+    """Variance of an entry of the features X."""
     em_steps: int = within(50, checks.count)
     """Number of EM steps, which start from moment estimates."""
     gradient_steps: int = within(300, checks.count)

@@ -48,9 +48,9 @@ class RegressionMixtureSettings(Settings):
     """Value of every entry of mu. The paper does not state this value; 1 reproduces the paper's errors for local
     estimates."""
     component_variance: float = within(0.001, checks.positive)
-    """s2, the variance of the coefficients about their center."""
+    """Variance s2 of the coefficients about their center."""
     noise_variance: float = within(0.1, checks.positive)
-    """Variance of w, which is known to Algorithms 1 and 6, but not to EM."""
+    """Variance of the noise w in the labels, which is known to Algorithms 1 and 6, but not to EM."""
     iterations: int = within(1000, checks.count)
     """Iterations of Algorithm 1. Algorithm 6 converges after a few iterations, and has at most 20."""
     floor: float = within(0.001, checks.positive)

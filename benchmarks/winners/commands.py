@@ -34,8 +34,8 @@ def run(
     """Measure the map, and print its tables; finished parts of an earlier run are kept.
 
     Args:
-        quick: Measure one small cell with two methods and two splits, in half a minute, only to show that the command
-            works.
+        quick: Measure one small federation with two methods and two splits, in half a minute, only to show that the
+            command works.
         output: Folder of the map: map.json, tables.md and pictures. By default runs/winners, or runs/winners-quick for
             a quick map.
         data_dir: Folder of the data sets; by default, $JAXPFL_DATA_DIR, or ./data if that is not set.
@@ -49,7 +49,7 @@ def run(
 
 
 def show(output: Path | None = None, json: bool = False, markdown: bool = False) -> None:
-    """Print the map of the package or of a folder: each cell's best method with its leads over other methods.
+    """Print the map of the package or of a folder: each federation's best method, with its leads over other methods.
 
     Args:
         output: Folder of jaxpfl winners run; by default, the package's map is shown.

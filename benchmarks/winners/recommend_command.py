@@ -29,13 +29,13 @@ class _Run:
     steps: int | None = setting(
         None,
         "Total number of gradient steps of a client.",
-        unless_given="the steps of the nearest cell",
+        unless_given="the steps of the most similar federation in the map",
         range=COUNT,
         unit="steps",
     )
     epsilon: float | None = setting(
         None,
-        "User-level privacy budget epsilon of the whole run; with it, the map's private cells are compared.",
+        "User-level privacy budget epsilon of the whole run; private federations of the map are then compared.",
         range=Range(0, LARGEST_EPSILON, True),
     )
     delta: float | None = setting(

@@ -45,8 +45,7 @@ class FMLHyper(AveragingHyper):
 
 
 def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
-    """Federated mutual learning (FML): a personal model and an averaged global model that learn from each other by
-    distillation.
+    """Federated mutual learning (FML): distillation between a personal model and an averaged global model.
 
     The personalized model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 

@@ -69,7 +69,7 @@ class MapHyper(SgdHyper):
         0.1, "learning rate of the prior's mean; decays as lr does", high=1.0, is_step=True, decays=True
     )
     lr_scale: Scalar = hyper(
-        0.05, "learning rate of the prior's scale, for gradient estimates; not decayed", high=1.0, is_step=True
+        0.05, "learning rate of the prior's scale, if gradient steps update it; not decayed", high=1.0, is_step=True
     )
     scale_init: Scalar = hyper(0.1, "initial scale of the prior (a Gaussian's variance)", positive=True)
     scale_floor: Scalar = hyper(0.01, "smallest scale of the prior", positive=True)

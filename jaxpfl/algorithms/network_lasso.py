@@ -146,8 +146,8 @@ def network_lasso(
       work: the local work in a round; ``work.graph`` is the client graph.
       p: order of the norm of the differences, 1, 2 or infinity. With p = 2, two clients' vectors z become equal as a
         whole; with p = 1, single entries of z may become equal.
-      shared, personal: patterns for the paths of the shared and the personal parameters (`split_models.masks`). By
-        default all parameters are personal, as in the original network lasso.
+      shared, personal: patterns for the paths of the shared parameters (``shared``) and of the personal ones
+        (``personal``), as in `split_models.masks`. By default all parameters are personal, as in the original paper.
       scaling: factor on the losses f_n: "sum" for 1, or "mean" for the paper's 1 / m with m clients.
       admm_steps: maximum number of ADMM steps in a round.
       tolerance: largest residual at which ADMM stops.

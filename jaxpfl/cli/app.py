@@ -28,7 +28,7 @@ ALONE: dict[str, str] = {
 }
 """Commands that have a module of their own (see `commands_of`) -> their purpose."""
 FOLDERS: dict[str, str] = {
-    "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and privacy claims.",
+    "report": "Write one HTML page about runs, sweeps and studies: tables, pictures, settings, privacy claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check that result folders are complete, files match their checksums, and summaries match the files.",
@@ -39,7 +39,7 @@ FOLDERS: dict[str, str] = {
 """Commands in ``jaxpfl.cli.folders`` -> their purpose. Most of these commands read existing results."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together, on simulated data or your own: jaxpfl estimate NAME.",
-    "papers": "Tables and figures of papers, with the published values beside jaxpfl's: list, run NAME, show.",
+    "papers": "Reproduce tables and figures of papers, beside the published values: list, run NAME, show.",
     "privacy": "Privacy calculators: epsilon, noise, paper; audit tries to refute a privacy claim.",
     "winners": "The map of the best methods by federation, for jaxpfl recommend: run measures it, show prints it.",
 }

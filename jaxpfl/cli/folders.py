@@ -140,7 +140,7 @@ def predict(
     config = loaded.manifest.get("config", {})  # missing in an export with --private-only
     column = None if only_global else client or config.get("client")
     if column is None and not only_global:
-        raise JaxpflError("the run had no client column: name the column of this table with --client, or use --global")
+        raise JaxpflError("the run had no client column: give --client, the client column of this table, or --global")
     table = csv_text.read(csv, encoding=encoding or config.get("encoding"), missing_words=config.get("missing_words"))
     column = column and table.find(column)
     adaptation = None

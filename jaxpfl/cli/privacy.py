@@ -42,8 +42,9 @@ class _Claim:
     bands: int | None = None
     """Number of bands of correlated noise, at most the cycle (default: independent noise)."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced. By
-    default, the first; the second with --cohort; with --cycle, zero-out (a user's data are present or absent)."""
+    """Relation between neighboring data sets: one user is added or removed, or one user's data are replaced. The
+    default is add-or-remove-one; with --cohort, it is replace-one; with --cycle, zero-out (a user's data are present or
+    absent)."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
     """Accountant: pld (tight), rdp, or paper (Theorem 5 of Ozkara et al. 2023, which is not a valid bound)."""
 

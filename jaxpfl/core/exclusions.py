@@ -9,8 +9,8 @@ from jaxpfl.support.errors import JaxpflError
 
 EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("privacy", "weighting = examples"): (
-        "a weighted mean cannot be accounted for: weights such as example counts are unbounded private data that "
-        "enter the sensitivity; give every client the same weight"
+        "a weighted mean cannot be accounted for: its sensitivity depends on the weights, which may be unbounded "
+        "private data such as example counts; give every client the same weight"
     ),
     ("privacy", "participation = replacement"): (
         "sampling clients with replacement cannot be accounted for: one user may be in a cohort several times; sample "
@@ -27,36 +27,36 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "adds its share of the noise, which an attacker need not do"
     ),
     ("privacy", "feedback"): (
-        "private uploads have no error feedback: the memory kept by a client whose work failed would depend on its "
-        "data; leave feedback out"
+        "private uploads have no error feedback: the stored error of a client whose training failed would reveal "
+        "information about its data; leave feedback out"
     ),
     ("privacy", "running statistics"): (
         "noise in every step does not cover a model's running statistics (BatchNorm), and noise on clipped updates "
-        "drowns them: use GroupNorm, or fedbn, whose clients keep them"
+        "makes them useless: use GroupNorm, or fedbn, whose clients do not upload them"
     ),
     ("noise_multiplier = 0", "a privacy claim"): (
         "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
     ),
     ("client-side noise", "participation = poisson"): (
-        "noise that the clients add cannot be accounted for with poisson participation: the cohort would determine "
-        "the amount of noise; use full or fixed-size cohorts, or central noise"
+        "noise that the clients add cannot be accounted for with poisson participation: the amount of noise would "
+        "depend on the cohort's size; use full or fixed-size cohorts, or central noise"
     ),
     ("client-side noise", "participation = cyclic"): (
         "noise that the clients add cannot be accounted for with cyclic participation: use full or fixed-size cohorts, "
-        "or noise of the server (central or banded)"
+        "or let the server add the noise (central or banded)"
     ),
     ("noise = banded", "noise_seed = secret"): (
-        "banded noise requires noise_seed = run: the state after a round contains the noise of earlier rounds"
+        "banded noise requires noise_seed = run: earlier noise is in the server's state, so it would not stay secret"
     ),
     ("noise = banded", "participation other than cyclic"): (
-        "banded noise requires participation = cyclic: its privacy bound requires at least as many rounds as bands "
-        "from one turn of a client to the next"
+        "banded noise requires participation = cyclic: its privacy bound holds only if the turns of a client are at "
+        "least as many rounds apart as there are bands"
     ),
     ("noise = banded", "quantile, several releases in a round"): (
         "banded noise covers one sum per round with a fixed clipping norm: leave out quantile, and methods that "
         "release several sums"
     ),
-    ("client-side noise", "quantile"): "adaptive clipping requires noise = central: set it, or leave out quantile",
+    ("client-side noise", "quantile"): "adaptive clipping requires noise = central: use central, or leave out quantile",
     ("client-side noise", "several releases in a round"): ("several releases in a round require central noise"),
     ("noise = per_step", "several noise multipliers or norms"): (
         "noise = per_step takes one noise_multiplier and one clipping_norm for all runs"
@@ -86,10 +86,10 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "noise_seed = run"
     ),
     ("pooled data", "privacy, unit = example, compress, aggregate, attack"): (
-        "a method that pools the data has neither uploads nor silos: leave one out"
+        "a method that pools the data has neither uploads nor silos: leave this setting out"
     ),
     ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that depend on arrival times",
-    ("asynchronous rounds", "compress"): "arrival times require the size of uploads in advance: leave compress out",
+    ("asynchronous rounds", "compress"): "arrival times require known sizes of uploads: leave compress out",
     ("aggregate", "fednova"): "fednova divides a sum of uploads, but a robust aggregate is not a sum: leave one out",
     ("aggregate", "weighting = examples"): (
         "a robust aggregate gives all clients the same weight, because a client could claim any weight: use "
@@ -110,8 +110,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ): "a sweep scores and records each run only at its end: leave this setting out",
     ("a sweep", "patience"): "patience applies to run and compare only: use --halving",
     ("halving", "select = none"): "halving selects by validation scores: leave out --select none",
-    ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change them",
-    ("an axis of rounds", "halving, budget = steps"): "it sets the number of rounds itself: leave the axis out",
+    ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change the clients",
+    ("an axis of rounds", "halving, budget = steps"): "this setting determines the rounds itself: leave the axis out",
     ("an audit", "unit = example, noise = banded, participation = cyclic"): (
         "an audit assumes that whole users are protected, and that noise and cohorts are independent between rounds"
     ),

@@ -131,8 +131,8 @@ def federate(source: Source, **settings: Any) -> Federation:
     classes = are_classes(source.y_train)
     if not classes and given.partition not in CLASSLESS:
         raise JaxpflError(
-            f"the partition {given.partition!r} splits examples by class, but the labels of {source.name} are "
-            f"{'several per example' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
+            f"the partition {given.partition!r} splits examples by class, but {source.name} has "
+            f"{'several' if source.y_train.ndim > 1 else 'real-valued'} labels per example: use {', '.join(CLASSLESS)}"
         )
     if source.persons is not None and given.partition != "natural":
         raise JaxpflError(
@@ -154,7 +154,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     if given.partition == "natural" and test_share > 0.0:
         # Clients without training examples are not removed here, because `stack_dealt` checks them.
         untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
-        lack, remedy = "have too few examples to be tested", "put more users in a client"
+        lack, remedy = "have too few examples to be tested", "give them more users"
         kept = np.flatnonzero(nonempty_clients(untested, labels(kept, names), drop_empty, lack, remedy))
 
     x_train, x_test = alike(source.x_train, x_test, source.name)
@@ -288,7 +288,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
     warn(
         f"data set {source.name!r}: {users} of {all_users} test users have no training examples, and their "
         f"{apart.sum()} examples are left out{'; each client is tested on part of its own examples' if split else ''}: "
-        "to score them as unseen clients, use --unseen-clients test (federate_unseen)"
+        "to score these users as unseen clients, use --unseen-clients test (federate_unseen)"
     )
 
 

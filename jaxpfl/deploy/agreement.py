@@ -155,6 +155,6 @@ def decode(arrays: Mapping[str, np.ndarray], like: PyTree, what: str) -> PyTree:
         dtype, array = np.dtype(leaf.dtype), arrays.get(str(i), np.empty(0, bool))
         if array.shape != leaf.shape or array.dtype != (f"u{dtype.itemsize}" if dtype.kind == "V" else dtype):
             needed, found = f"{dtype}{list(leaf.shape)}", f"{array.dtype}{list(array.shape)}"
-            raise JaxpflError(f"{what}: array {i} must be {needed}, got {found}: do both run the same jaxpfl?")
+            raise JaxpflError(f"{what}: array {i} must be {needed}, got {found}: use the same jaxpfl on all sides")
         leaves.append(jnp.asarray(array.view(dtype)))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -69,7 +69,7 @@ class ExecutionPlan:
     rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
     """Largest number of rounds in one compiled call, before it returns to Python."""
     donate: bool = setting(True)
-    """Whether a state's buffers are reused for the next state; if not, memory holds both states."""
+    """Reuse a state's buffers for the next state. Without reuse (--plan.no-donate), memory holds both states."""
     convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
     """Form of the convolutions and pools in a user's own model: products computes them as matrix products of patches
     with each client's kernel, plain keeps the model's own operations. auto chooses plain for single clients on an

@@ -43,7 +43,7 @@ class NoiseSettings:
     """Settings for the clipping of uploads and for the noise that is added to them."""
 
     noise_multiplier: float | tuple[float, ...] | None = setting(None, text=float | None)
-    """Noise multiplier z: standard deviation of the noise divided by the clipping norm; 0 clips without a claim.
+    """Noise multiplier z: standard deviation of the noise divided by the clipping norm; 0 only clips, without a claim.
 
     One number, or one for each run.
     """

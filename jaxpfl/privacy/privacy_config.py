@@ -26,7 +26,7 @@ class _Budget:
     epsilon: float | None = setting(None)
     """Privacy budget epsilon of the whole run, for which the noise is calibrated. Needs delta."""
     delta: float | None = setting(None)
-    """delta of the privacy claim; choose it well below 1 / clients."""
+    """Delta of the privacy claim; choose it well below 1 / clients."""
 
 
 @documents_itself

@@ -168,7 +168,7 @@ class RunConfig(Settings, DataConfig):
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig, metadata=about())
     """Differential privacy of users or examples: clipping, noise and the privacy guarantee."""
     plan: ExecutionPlan = field(default_factory=ExecutionPlan, metadata=about())
-    """Execution of the run, which affects speed and memory but not the results (up to rounding errors of sums)."""
+    """Execution of the run, which affects speed and memory; except for precision, results differ only by rounding."""
 
 
 ORDERS = 2

@@ -48,7 +48,7 @@ from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown, warn
 
-_NOT_PRIVATE = "of all training examples are in every client's inputs, and the privacy claim does not cover them"
+_NOT_PRIVATE = "of all training examples affect every client's inputs, and the privacy claim does not cover them"
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
 """Name of the noise multiplier among a private method's hyper-parameters."""
 NOISE = 2

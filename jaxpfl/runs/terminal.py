@@ -304,8 +304,8 @@ def _unseen(summary: dict[str, Any]) -> Any:
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
     return _method_table(
         methods,
-        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client "
-        "took part in",
+        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many rounds as a trained "
+        "client took part in",
         "grad: gradients evaluated in these rounds and for the personalized model; the rounds change nothing if the "
         "method's clients keep no model",
         {

@@ -38,7 +38,8 @@ class BernoulliSettings(Settings):
     samples: int = 14
     """Samples per client, n."""
     prior: str = "truncnorm:.5,.15"
-    """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
+    """Distribution P of the clients' probabilities: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]),
+    uniform, or spikes (1/4, 1/2, 3/4)."""
     epsilon: float | None = within(None, checks.positive)
     """Epsilon of pure local differential privacy for each client's message; by default, messages are not private."""
     uploads: int | None = None

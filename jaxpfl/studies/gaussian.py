@@ -61,8 +61,8 @@ class GaussianPopulation(Settings):
     delta: float = within(1e-5, checks.probability)
     """Delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
-    """analytic (Balle and Wang 2018); for one dimension also printed (the paper's calibration), one-bit (with delta 0),
-    or discrete (Canonne et al. 2020: integer noise on a quantizer's levels)."""
+    """Mechanism of the messages: analytic (Balle and Wang 2018); for one dimension also printed (the paper's
+    calibration), one-bit (with delta 0), or discrete (Canonne et al. 2020: integer noise on a quantizer's levels)."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
     """Bits to which each entry of a message is quantized; by default 8 for discrete noise, else no quantization."""
 

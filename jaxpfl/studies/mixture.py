@@ -46,7 +46,7 @@ class MixtureSettings(Settings):
     sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's center."""
     radius: float = within(0.5, minimum(0))
-    """r: norm of the centers, publicly known."""
+    """Norm r of the centers, publicly known."""
     iterations: int = within(10, checks.count)
     """Number T of steps of private k-means, and of rounds of the paper's alternating Algorithm 3."""
     epsilon: float | None = within(None, checks.positive)

@@ -21,7 +21,7 @@ STUDIES: Mapping[str, str] = {
     "ditto": "Ditto's estimate of a mean: its error over lambda, beside the posterior mean, its optimum.",
     "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
-    "when": "When collaboration helps: the theoretical gain at these settings, what it requires, and phase diagrams.",
+    "when": "When collaboration helps: the theoretical gain, the clients that a gain requires, and phase diagrams.",
 }
 """Description of each study for ``--help``, by name; the module of this name, with underscores, defines ``STUDY``."""
 

@@ -133,7 +133,7 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
         ("client,value\n,1\nb,2\n", {}, "line 2: no name in column 'client', got ''"),
         ("client,a,b\nx,2.5,3\nx,3,4\n", {"values": "a,b"}, "line 3: client 'x' is also in line 2"),
         ("client,value\na,\nb,NA\n", {}, "no client has a sample"),
-        ("client;value\na;1,234\nb;2,345\n", {}, "line 2: '1,234' may have a decimal mark or a thousands separator"),
+        ("client;value\na;1,234\nb;2,345\n", {}, "line 2: the mark in '1,234' may separate decimals or thousands"),
         ('client,value\n"a,1\nb,2\n', {}, "cannot read"),
         ("client,value\n\xe9,2\n".encode("latin-1"), {}, "line 2: byte 0xe9 is not UTF-8: name the encoding, such as"),
         ("client,value\nNA,2\nb,1\n", {}, "got 'NA'; to change which words mean a missing value, use --missing-words"),

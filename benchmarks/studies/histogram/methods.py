@@ -50,9 +50,10 @@ class HistogramSettings(Settings):
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
     tokens: int = within(1_000, minimum(2))
-    """d: size of the vocabulary of the most frequent tokens (all if there are fewer); public under a privacy claim."""
+    """Size d of the vocabulary: the d most frequent tokens, or all tokens if there are fewer. The vocabulary is assumed
+    to be public."""
     users: int = within(4_000, checks.count)
-    """n: number of synthetic users, including validation users and unseen users."""
+    """Number n of synthetic users, including validation users and unseen users."""
     components: int = within(10, checks.count)
     """Number of clusters in synthetic data."""
     alpha: float = within(200.0, checks.positive)
@@ -60,7 +61,7 @@ class HistogramSettings(Settings):
     spread: float = within(1.0, minimum(0))
     """Standard deviation of the logarithms of synthetic centers about Zipf's law."""
     samples: int = within(500, checks.count)
-    """m: number of tokens of each synthetic user; with --samples-spread, the median number."""
+    """Number m of tokens of each synthetic user; with --samples-spread, the median number."""
     samples_spread: float = within(0.0, minimum(0))
     """Standard deviation of the logarithm of a synthetic user's number of tokens."""
     least_tokens: int = within(100, checks.count)
@@ -80,13 +81,13 @@ class HistogramSettings(Settings):
     encoding: str | None = None
     """Encoding of csv:FILE, such as latin-1; by default UTF-8."""
     clusters: int = within(10, checks.count)
-    """k: number of clusters; the default is at most one per four training users."""
+    """Number k of clusters; the default is at most one per four training users."""
     rounds: int = within(20, checks.count)
-    """T: rounds of Algorithm 2 and of IFCA without privacy."""
+    """Number T of rounds of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = within(0.1, checks.rate)
     """Step size of IFCA."""
     temperature: float = within(0.5, minimum(0))
-    """t: temperature of Algorithm 1."""
+    """Temperature t of Algorithm 1."""
     direction: Direction = "printed"
     """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = within(100, checks.count)
@@ -94,27 +95,27 @@ class HistogramSettings(Settings):
     candidates: int = within(200, checks.count)
     """Number of candidate tokens of private DimRed, the most frequent by the private mean; all if there are fewer."""
     lam: float | None = None
-    """lambda: weight of the shared center in fine-tuning; by default tuned on the validation users."""
+    """Weight lambda of the shared center in fine-tuning; by default tuned on the validation users."""
     epsilon: tuple[float, ...] = within((1.0, 3.0, 8.0, 15.0), checks.positive, empty=True)
     """Values of epsilon per user, one table column each; epsilon covers all releases that a row uses."""
     delta: float = within(1e-10, checks.probability)
-    """delta for each epsilon."""
+    """Delta for each epsilon."""
     private_clusters: int | None = within(None, checks.count)
-    """k under privacy; by default --clusters."""
+    """Number of clusters under privacy; by default --clusters."""
     private_rounds: int = within(5, checks.count)
-    """T under privacy."""
+    """Number of rounds under privacy."""
     mean_share: float = within(0.5, checks.probability)
     """Share of a clustering's privacy budget for its release of the mean; the rest is for its rounds."""
     radius: float = within(0.25, checks.positive)
-    """C: public clipping norm (L2) of the histograms."""
+    """Public clipping norm C (L2) of the histograms."""
     clip: float = within(1.0, checks.positive)
-    """c: clipping constant of Algorithm 3 as printed."""
+    """Clipping constant c of Algorithm 3 as printed."""
     floor: float = within(1e-6, checks.positive)
-    """s: floor of every token's estimate before normalization; it largely determines the loss of the row Local."""
+    """Floor s of every token's estimate before normalization; it largely determines the loss of the row Local."""
     em_steps: int = within(10, checks.count)
     """EM steps of the Dirichlet mixture, and steps of each cluster's Dirichlet fit."""
     repetitions: int = within(20, checks.count)
-    """Number of runs on the same users, each with its own initial centers and noise; vmapped."""
+    """Number of runs on the same users, each with its own initial centers and noise."""
 
     def check(self) -> None:
         """Check the settings without the data; `follow` checks them against the data.

@@ -330,7 +330,7 @@ class HistogramOptions(Options):
     export: Annotated[Path | None, NEW_FILE] = None
     """Write every user's personalized histogram to this .npz file."""
     export_epsilon: float | None = None
-    """Epsilon of the exported centers; by default the centers without privacy."""
+    """Epsilon of the centers in the exported file; by default, these are not private."""
 
     def check(self, given: HistogramSettings) -> None:
         """Check that the study computes the centers to export, and that the file can be written.

@@ -304,8 +304,8 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
         line, cell = doubtful[0]
         flag = "--decimal comma" if "," in cell else "--decimal point"
         raise JaxpflError(
-            f"{path} line {line}: {cell!r} may have a decimal mark or a thousands separator: write thousands "
-            f"without it, or decimals with a fourth digit (jaxpfl estimate also takes {flag})"
+            f"{path} line {line}: the mark in {cell!r} may separate decimals or thousands: write thousands without "
+            f"a mark, or decimals with a fourth digit (jaxpfl estimate also takes {flag})"
         )
     return "comma" if commas and not any(points) else "point"
 

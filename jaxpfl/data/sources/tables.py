@@ -136,7 +136,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         shared, count = int((np.bincount(pairs[0]) > 1).sum()), persons.max() + 1
         if shared:
             holds = f"{shared} of {count} persons in column {shown(options.person)}"
-            warn(f"{path}: {holds} are in several clients, each of which splits its own rows")
+            warn(f"{path}: {holds} have rows at several clients, and these rows may be in different splits")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)
     description = f"{len(y)} rows of {path}, {x.shape[1]} features: {printable(features.words, 300)}"

@@ -92,8 +92,8 @@ def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
     for one in found["settings"]:
         settings.add_row(*(unmarked(str(cell)) for cell in one.values()))
     console.print(settings)
-    how = f"difference: second minus first, with {100 * CONFIDENCE:.0f} % intervals over clients, each by its mean "
-    how += "over the seeds; better: clients better off in the second"
+    how = f"difference: second minus first, with {100 * CONFIDENCE:.0f} % intervals over clients, whose scores are "
+    how += "means over seeds; better: clients better off in the second"
     why = f"not paired, so without intervals: {'; '.join(found['unpaired'])}"
     table = new_table(f"test {headline.words}{headline.unit}, mean over clients and seeds", how if paired else why)
     for name in ("method", "first", "second", "difference", "from", "to", "better"):
