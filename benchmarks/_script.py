@@ -1,7 +1,7 @@
 """Support for running a file of this package as a script, ``python benchmarks/NAME.py``, with its relative imports.
 
-The package is called ``benchmarks`` in a checkout and ``jaxpfl.benchmarks`` in an installation. The names of the
-folders show which.
+The package is called ``benchmarks`` in a checkout and ``jaxpfl.benchmarks`` in an installation. The folders that
+contain this file determine the name.
 """
 
 import importlib

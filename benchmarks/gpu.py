@@ -9,9 +9,10 @@ configurations come first. Each has a time limit, and none starts after the budg
 (for example, for lack of memory), its error is recorded and the others continue. The record is written after each
 configuration, so that an interrupted run keeps its results.
 
-All clients take part. Each has 60 examples, and the data repeat. The torch loop runs fewer clients, because its time is
-linear in their number. Ratios compare the time of one step of one client. GB/s of linear clients are computed from the
-bytes that must come from memory once per round, counted by hand (``flops.py``).
+In most configurations, all clients take part in a round, and each has 60 examples; if there are more clients than data,
+the data are repeated. The torch loop runs fewer clients, because its time is linear in their number. Ratios compare the
+time of one step of one client. GB/s of linear clients are computed from the bytes that must come from memory once per
+round, counted by hand (``flops.py``).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Problem:
       clients, cohort, steps, batch: number m of clients, number K in a round (None for all), local steps tau, batch
         size b.
       method: registered name of the method.
-      cap: number of examples that each client keeps; clients after the first 50 then repeat the data, because a large m
-        would not fit in memory otherwise. The work of a step is the same. None to split the data among the m clients.
+      cap: number of examples that each client keeps. Clients after the first 50 (10 with digits) then repeat the data,
+        so that a large m fits in memory; a step takes the same work. None to split the data among the m clients.
       outputs: number of outputs of a linear model; 1 is regression with the squared error, more are classes.
       source: source of the images: ``mnist``, ``digits`` (included, enlarged, split among 10 clients and repeated) or
         ``cifar`` (the digits, as large as CIFAR's images).

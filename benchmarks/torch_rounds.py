@@ -1,7 +1,7 @@
 """The torch contenders: rounds of FedAvg and AdaPeD as efficient PyTorch loops over clients, with tensors in memory.
 
-AdaPeD shares its forward passes as jaxpfl does. On a GPU, all tensors (even psi) stay on the GPU, so nothing waits for
-the host.
+As in jaxpfl, the losses of an AdaPeD step share forward passes. On a GPU, all tensors (even psi) stay on the GPU, so
+nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def work(method: str, clients: Clients, mu: list[torch.Tensor], psi: Any) -> tup
 
 
 def helper(method: str, data: list[tuple[np.ndarray, np.ndarray]], steps: int, batch: int, pipe: Any) -> None:
-    """Run another process's part of the clients."""
+    """Train a part of the clients for the server's process."""
     torch.set_num_threads(1)
     clients = Clients(data, steps, batch, channels_last=True)
     while True:

@@ -38,7 +38,7 @@ def read_pickle(path: Path) -> Any:
 
     Raises:
       JaxpflError: if the file is missing, truncated or damaged, or if it needs any other global (the message names the
-        global). Nothing has been executed then.
+        global). Nothing in the file is executed.
     """
     content = contents(path, _MEMORY)
     try:

@@ -31,7 +31,7 @@ from jaxpfl.estimators.empirical_bayes import inputs
 from jaxpfl.estimators.empirical_bayes.normal_means import checked_arrays
 from jaxpfl.support.errors import JaxpflError
 
-_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # numbers of biases, tangents, table entries (at least)
+_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # numbers of biases and tangents; fewest table entries
 _STEP = 0.055  # largest step of log(1 + t) in the table
 _REACH = 9.0  # the probability of a miss rises within this distance from chi
 

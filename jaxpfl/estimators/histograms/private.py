@@ -165,7 +165,7 @@ def cluster(
     """Run Setlur et al.'s Algorithm 2 with noisy sums (or IFCA if ``rate`` < 1); return floored centers, [k, d].
 
     Formal guarantees: for adding or removing one user, and given the noisy ``first``, the T rounds are an adaptive
-    composition of T Gaussian mechanisms with noise multiplier ``noise``. ``keep`` must be public or private.
+    composition of T Gaussian mechanisms with noise multiplier ``noise``. ``keep`` must be public or released privately.
 
     Args:
       key: random key of the initial centers and of the noise.
@@ -282,8 +282,8 @@ def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Sc
     """Release of a round: noisy sums [k, d] over the users nearest to each center, and their totals as masses [k].
 
     Formal guarantees: this is a Gaussian mechanism with noise multiplier ``noise`` for adding or removing one user, if
-    the weights are public or private. A user is in one cluster, and changes ``weights * sums`` by at most `REACH` in L2
-    norm.
+    the weights are public, or were released privately. A user is in one cluster, and changes ``weights * sums`` by at
+    most `REACH` in L2 norm.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
     sums = add_gaussian(key, exact * weights, noise * REACH, "standardized sums of a round") / weights
