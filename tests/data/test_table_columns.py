@@ -189,7 +189,7 @@ def test_the_rows_of_a_person_stay_together(tmp_path: Path, per_person: int) -> 
     rows = [f"{'xyz'[i % 3]},p{i // 3 // per_person},{rng.normal():.3f},{i}" for i in range(180)]
     persons = 180 // 3 // per_person
     with pytest.warns(
-        JaxpflWarning, match=f"{persons} of {persons} persons in column 'name' are in several clients, each"
+        JaxpflWarning, match=f"{persons} of {persons} persons in column 'name' have rows at several clients, and"
     ):
         source = loaded(tmp_path, "\n".join(["city,name,size,price", *rows]), person="name")
     assert source.columns is not None
