@@ -179,13 +179,13 @@ def _remarks(config: RunConfig, methods: Sequence[str], work: Work) -> Iterator[
     yield f"compare gives every method {config.rounds} rounds; a client then computes gradients: {', '.join(taken)}"
     if equal:
         yield (
-            f"for {work.steps} gradients each, as in the map, use jaxpfl run METHOD with the compare command's flags, "
-            f"the --set of that method alone, and its own --rounds: {', '.join(equal)}"
+            f"for {work.steps} gradients each, as in the map, run each method alone: jaxpfl run METHOD with the flags "
+            f"of compare, --set of this method only, and these --rounds: {', '.join(equal)}"
         )
     if (work.local_steps, config.batch_size) != (LOCAL_STEPS, BATCH):
         yield (
-            f"rounds are of {work.local_steps} steps in batches of {config.batch_size}, the map's of {LOCAL_STEPS} in "
-            f"batches of {BATCH}"
+            f"a round has {work.local_steps} steps in batches of {config.batch_size}, but in the map it has "
+            f"{LOCAL_STEPS} in batches of {BATCH}"
         )
 
 

@@ -69,7 +69,7 @@ def _said(found: Recommendation) -> list[str]:
     best = found.near[0][1]
     lines = [f"recommended: {found.method}, the best method of the nearest cell{' (which is far)' * found.far}"]
     if best.level_with:
-        lines[0] += f" (level with it, or ahead, on test there: {', '.join(best.level_with)})"
+        lines[0] += f" (on test examples there, level with it or ahead: {', '.join(best.level_with)})"
     if found.far:
         lines.append(
             f"FAR: the nearest cell is {found.near[0][0].distance:.1f} away, so that the map says little about these "

@@ -79,8 +79,8 @@ class Split(PartitionOptions, _Dealing):
     natural, also drop clients without test examples."""
     standardize: bool = setting(False)
     """Scale each feature to mean 0 and standard deviation 1 over the training clients' training examples; a constant
-    feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are always standardized
-    when they are loaded."""
+    feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are standardized when
+    they are loaded, and commands always standardize tables."""
 
     @property
     def options(self) -> PartitionOptions:

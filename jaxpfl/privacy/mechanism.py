@@ -58,8 +58,8 @@ class NoiseSettings:
     in DP-AdaPeD's paper; norms and noise then apply to a step) or banded (the server adds noise correlated with earlier
     rounds' noise, so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
-    """If the clients add the noise: smallest number of uploads with which a round releases anything. This number is
-    public. For per_step, the default is the expected cohort size."""
+    """Smallest number of uploads with which a round releases anything, if the clients add the noise. This number is
+    public. It is required for distributed; for per_step, the default is the expected cohort size."""
     quantile: float | None = setting(None)
     """Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021). Each client also reports
     whether its upload's norm is below the clipping norm; the noise multiplier includes the cost of this count."""

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 NOT_COVERED = (
     "hyper-parameters chosen on private data, the means and deviations by which inputs were standardized, other runs "
-    "on the same users, the simulator's reports beside the model"
+    "on the same users, outputs of the simulation other than the model"
 )
 NOT_COVERED_OF_EXAMPLES = (
     "hyper-parameters chosen on private data, means and deviations by which inputs were standardized, the numbers of "
-    "examples, other runs on the same examples, the simulator's reports beside the models"
+    "examples, other runs on the same examples, outputs of the simulation other than the models"
 )
 SEED = {
     "run": "observers who know the seed",

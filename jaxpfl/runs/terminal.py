@@ -141,7 +141,9 @@ def notes(summary: dict[str, Any]) -> list[str]:
     """Return notes about a run's methods, such as privacy claims, compression, divergence and lost uploads."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
     if parts := summary.get("not_covered"):
-        found.append(f"no privacy claim covers {', '.join(parts)}: publish what jaxpfl export --private-only writes")
+        found.append(
+            f"no privacy claim covers {', '.join(parts)}: publish only what jaxpfl export --private-only writes"
+        )
     found += _undefined(summary) + _constant(summary)
     if names := summary.get("class_names"):
         found.append(f"classes 0 .. {len(names) - 1} are the labels {listed(names)}")
