@@ -132,7 +132,8 @@ def federate(source: Source, **settings: Any) -> Federation:
     if not classes and given.partition not in CLASSLESS:
         raise JaxpflError(
             f"the partition {given.partition!r} splits examples by class, but {source.name} has "
-            f"{'several' if source.y_train.ndim > 1 else 'real-valued'} labels per example: use {', '.join(CLASSLESS)}"
+            f"{'several labels per example' if source.y_train.ndim > 1 else 'real-valued labels'}: "
+            f"use {', '.join(CLASSLESS)}"
         )
     if source.persons is not None and given.partition != "natural":
         raise JaxpflError(

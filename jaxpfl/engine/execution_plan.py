@@ -72,8 +72,8 @@ class ExecutionPlan:
     """Reuse a state's buffers for the next state. Without reuse (--plan.no-donate), memory holds both states."""
     convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
     """Form of the convolutions and pools in a user's own model: products computes them as matrix products of patches
-    with each client's kernel, plain keeps the model's own operations. auto chooses plain for single clients on an
-    accelerator, and products otherwise."""
+    with each client's kernel, plain keeps the model's own operations. auto chooses plain if an accelerator trains one
+    client at a time, and products otherwise."""
     precision: Literal["float32", "tf32", "bfloat16"] = setting("float32", kind=_choice("float32", "tf32", "bfloat16"))
     """Precision of matrix products: float32; tf32 (operands are rounded to 10 bits on devices that support this, and
     stay float32 on others); or bfloat16 (the model computes in bfloat16, while parameters, sums, losses and privacy

@@ -188,7 +188,9 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if "best_on_validation" in row:
             headline = stored_headline(summary)
             if row["best_on_validation"] is None:
-                found.append(f"{name}: no best round: no client's validation examples define the {headline.words}")
+                found.append(
+                    f"{name}: no best round, because no client's validation examples define the {headline.words}"
+                )
             else:
                 best = _mean(row["best_on_validation"][headline.personalized], headline)
                 chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""

@@ -57,7 +57,7 @@ def test_notes_are_of_columns_that_are_there():
 def test_no_round_is_best_without_a_validation_score():
     none = {**row(None, hurt=None, unseen=False), "best_on_validation": None}
     text = " ".join(shown({"fedavg": none}, seeds=1, width=200).split())
-    assert "fedavg: no best round: no client's validation examples define the accuracy" in text
+    assert "fedavg: no best round, because no client's validation examples define the accuracy" in text
     assert "at the round of best" not in text
 
 
