@@ -302,7 +302,8 @@ def _experiment(
         changes = processes.on_first(opened)
         if changes and writes:
             session.note(f"resuming {folder} with {'; '.join(changes)}")
-        distributed.note(kept)
+        if processes.several():
+            distributed.note(kept)
         given, headline = [experiment], experiment.headline
         del experiment  # so that `run_methods` holds the only reference and may free the examples
         with Terminal(err, headline) as reporter:

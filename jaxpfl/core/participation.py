@@ -368,7 +368,7 @@ class Availability:
 
     @property
     def rates(self) -> FailureRates:
-        """Probabilities, as arguments of a program that was compiled for `without_rates`."""
+        """Probabilities, as arguments of a compiled program (`replace_rates`)."""
         given = (None if _never(rate) else np.asarray(rate, np.float32) for rate in (self.dropout, self.stragglers))
         return FailureRates(*given)
 
@@ -380,11 +380,6 @@ class Availability:
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))
         pairs = zip(dropout.tolist(), stragglers.tolist(), strict=True)
         return tuple(dataclasses.replace(self, dropout=lost, stragglers=slow) for lost, slow in pairs)
-
-    @property
-    def without_rates(self) -> Availability:
-        """The availability without its probabilities: the settings that a compiled program depends on."""
-        return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
     def replace_rates(self, rates: FailureRates) -> Availability:
         """Return the same availability with other probabilities, traced or not."""

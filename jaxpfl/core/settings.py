@@ -120,7 +120,7 @@ def about(
 ) -> dict[str, Any]:
     """Make the metadata of a setting.
 
-    For a setting with a default, use `setting`, which calls this function. Declare a required setting as
+    `setting` uses it for a setting with a default. Declare a required setting as
     ``name: kind = field(metadata=about(...))``.
 
     Args:
@@ -217,27 +217,24 @@ def check(settings: Any, *names: str, prefix: str = "") -> None:
       JaxpflError: if a setting is refused; the error gives its name, its value and the allowed values.
     """
     for field in dataclasses.fields(settings):
-        if "help" in field.metadata and (not names or field.name in names):
-            _check_value(prefix + field.name, getattr(settings, field.name), field)
-
-
-def _check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
-    if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
-        return
-    within: Range | None = field.metadata["range"]
-    kind, value = _kind(field), cast(Any, value)  # without the cast, None is inferred
-    if kind is not None:
-        check_kind(name, value, kind)
-    if kind is WHOLE:
-        low, high = (-math.inf, math.inf) if within is None else (within.low, within.high)
-        if value < low:
-            raise JaxpflError(f"{name} must be at least {_digits(low)}, got {value}")
-        if value > (most := LARGEST if high == math.inf else high):
-            raise JaxpflError(f"{name} must be at most {_digits(most)}, got {value}")
-    elif within is not None and not isinstance(value, str):
-        for one in np.ravel(np.asarray(value, float)):
-            if one not in within:
-                raise JaxpflError(f"{name} must be {within.words}, got {value if np.ndim(value) == 0 else one}")
+        if "help" not in field.metadata or (names and field.name not in names):
+            continue
+        name, given = prefix + field.name, getattr(settings, field.name)
+        if given is None and (field.default is None or "None" in str(field.type).split(" | ")):
+            continue
+        kind, within, value = _kind(field), field.metadata["range"], cast(Any, given)  # else None is inferred
+        if kind is not None:
+            check_kind(name, value, kind)
+        if kind is WHOLE:
+            low, high = (-math.inf, math.inf) if within is None else (within.low, within.high)
+            if value < low:
+                raise JaxpflError(f"{name} must be at least {_digits(low)}, got {value}")
+            if value > (most := LARGEST if high == math.inf else high):
+                raise JaxpflError(f"{name} must be at most {_digits(most)}, got {value}")
+        elif within is not None and not isinstance(value, str):
+            for one in np.ravel(np.asarray(value, float)):
+                if one not in within:
+                    raise JaxpflError(f"{name} must be {within.words}, got {value if np.ndim(value) == 0 else one}")
 
 
 def check_kind(name: str, value: Any, kind: Kind) -> None:

@@ -275,24 +275,10 @@ def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching
 
 def _indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
     """Indices [steps, batch_size] for one client's round; arbitrary where a slot is not valid."""
-    if batching.draw == "epoch":
-        return _epoch_indices(batching, key, participations, size)
-    first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
-    steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
-    return jax.vmap(lambda step: _step_indices(batching, jax.random.fold_in(key, step), size))(steps)
-
-
-def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
-    """Indices [batch_size] of one "step" or "replacement" draw; arbitrary where a slot is not valid."""
-    span = jnp.maximum(size, 1)
-    if batching.draw == "step":
-        place = jnp.minimum(jnp.arange(batching.batch_size, dtype=jnp.int32), span - 1)
-        return order_at(key, span, place, batching.sizes)
-    return jax.random.randint(key, (batching.batch_size,), 0, span, jnp.int32)
-
-
-def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
-    """Indices [steps, batch_size] of the "epoch" draw; arbitrary where a slot is not valid."""
+    if batching.draw != "epoch":
+        first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
+        steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
+        return jax.vmap(lambda step: _step_indices(batching, jax.random.fold_in(key, step), size))(steps)
     examples, used = jnp.maximum(size, 1), jnp.minimum(size, batching.batch_size)  # an empty slot has size 0
     per_round = batching.advance(size) * used
     first_epoch, first_offset = _cursor(participations, per_round, examples)
@@ -307,6 +293,15 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Ar
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, epochs)
     nth = jnp.minimum(place // examples, batching.max_epochs - 1)
     return orders_at(keys, examples, nth, place % examples, batching.sizes)
+
+
+def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
+    """Indices [batch_size] of one "step" or "replacement" draw; arbitrary where a slot is not valid."""
+    span = jnp.maximum(size, 1)
+    if batching.draw == "step":
+        place = jnp.minimum(jnp.arange(batching.batch_size, dtype=jnp.int32), span - 1)
+        return order_at(key, span, place, batching.sizes)
+    return jax.random.randint(key, (batching.batch_size,), 0, span, jnp.int32)
 
 
 def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[Array, Array]:

@@ -82,11 +82,6 @@ class Split(PartitionOptions, _Dealing):
     feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are standardized when
     they are loaded, and commands always standardize tables."""
 
-    @property
-    def options(self) -> PartitionOptions:
-        """Options of the partition."""
-        return part_of(PartitionOptions, self)
-
 
 @keywords_of(Split)
 def federate(source: Source, **settings: Any) -> Federation:
@@ -118,7 +113,8 @@ def federate(source: Source, **settings: Any) -> Federation:
     check(given)
     clients, split_seed, drop_empty = given.clients, given.split_seed, given.drop_empty
     test_share, validation_share = given.test_share, given.validation_share
-    check_options(given.partition, given.options)
+    options = part_of(PartitionOptions, given)
+    check_options(given.partition, options)
     _check_source(source)
     if given.standardize:
         check_standardizable(source)
@@ -141,7 +137,7 @@ def federate(source: Source, **settings: Any) -> Federation:
             "client, the column that names the client of each row, or leave out person"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
-    dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)
+    dealt = assign(given.partition, source if classes else _single_class(source), clients, options, rng)
     train, test = dealt.train, dealt.test
     if given.partition == "natural" and source.users_test is not None:
         _warn_of_unseen(source, split=test is None and test_share > 0.0)

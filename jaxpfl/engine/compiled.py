@@ -26,7 +26,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from platform import python_version
 from tempfile import NamedTemporaryFile
@@ -247,15 +248,8 @@ def _versions() -> str:
     They are part of a file's name because a key identifies the functions of libraries and of this package by name only.
     """
     own = repr([(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in _STATS])
-    names = "jax", "flax", "optax", "numpy", "chex", "equinox"
-    return "-".join((python_version(), *map(_version, names), hashlib.sha256(own.encode()).hexdigest()[:16]))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
+    versions = [version(name) for name in ("jax", "flax", "optax", "numpy", "chex", "equinox") if find_spec(name)]
+    return "-".join((python_version(), *versions, hashlib.sha256(own.encode()).hexdigest()[:16]))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -213,7 +213,7 @@ def make_adapt(
         elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
-        states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
+        states = _copies(plan, state.clients) if algorithm.pooled else ((),) * len(data)
         return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)
 
     return adapt
@@ -229,16 +229,15 @@ def _today(
     message = send(key, hp, ctx, state.server)
     per_client = message.per_client
     if not newcomers:
-        per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
+        per_client = clients.received(per_client)
+        per_client = _copies(plan, per_client) if algorithm.pooled else per_client
     # With example-level privacy, personalization draws noise, so its key must be the private one, as in the rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
 
-def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
-    """Give each scored client its values, or, in a pooled method, the values of the one trained client."""
-    if not algorithm.pooled:
-        return stacked
+def _copies(plan: RoundPlan, stacked: PyTree) -> PyTree:
+    """Give each scored client of a pooled method the values of the one trained client."""
     (group,) = plan.groups
     return jax.tree.map(lambda a: jnp.broadcast_to(a[:1], (group.rows, *a.shape[1:])), stacked)
 
@@ -324,7 +323,7 @@ def _each_client(
         (f.splits, jnp.asarray(f.client_ids), group.take(per_client), *(getattr(f, split) for split in scored))
         for f, group in zip(clients.federations, plan.groups, strict=True)
     ]
-    states = _per_scored_client(algorithm, plan, state.clients)
+    states = _copies(plan, state.clients) if algorithm.pooled else state.clients
     return _each_group(algorithm, plan, work, today, states, data)
 
 

@@ -18,7 +18,7 @@ from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, mak
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import Placement, program_bytes, too_little
-from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
+from jaxpfl.engine.round import RoundPlan, several_rounds
 from jaxpfl.engine.state import RunState, init_state, over_runs
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
@@ -125,7 +125,7 @@ class Programs:
         of, algorithm = self._of, part_used(self._of.algorithm, "start")
         placement = of.placement
         init = partial(init_state, algorithm, of.participation, of.groups, placement.rows, block, placement.model)
-        begin = over_runs(init, vectorised=self.execution.vmap_runs)
+        begin = partial(over_runs, init, vectorised=self.execution.vmap_runs)
         # An initial state can depend on the server's message, which some methods (FedAMP) compute by matrix products.
         return traced_as(begin, None, self.execution.matmul)
 
@@ -196,8 +196,9 @@ class Programs:
         of, algorithm = self._of, part_used(self._of.algorithm, name)
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "advance":
-            one_round = make_round(algorithm, plan._replace(availability=of.availability))
-            one = make_rounds(one_round, of.plan.rounds_per_call)
+            one = partial(
+                several_rounds, algorithm, plan._replace(availability=of.availability), of.plan.rounds_per_call
+            )
         elif name == "personal":
             one = make_personal(algorithm, plan)
         elif name == "clusters":
@@ -208,7 +209,7 @@ class Programs:
             assert name in ("test", "validation")
             one = make_evaluate(algorithm, of.task, plan, split=name)
         chosen = self._plan_of(name)
-        runs = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
+        runs = partial(over_runs, one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
         more = {"apart": of.placement.model is not None, "linear": self._linear(name)}
         return traced_as(runs, chosen.form, chosen.matmul, **more)
 

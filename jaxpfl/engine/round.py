@@ -72,12 +72,10 @@ class RunValues(NamedTuple):
     rates: FailureRates
 
 
-OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
-"""Function that performs a round, ``(state, values, clients) -> (state, metrics)``."""
-
-
-def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
-    """Build the function that performs one round.
+def one_round(
+    algorithm: Algorithm, plan: RoundPlan, state: RunState, values: RunValues, shared: Clients
+) -> tuple[RunState, Metrics]:
+    """Perform one round.
 
     In asynchronous rounds (`in_flight`), the cohort consists of the clients whose uploads arrive in the round. The
     round's metrics are:
@@ -95,107 +93,103 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     """
     groups, server = plan.groups, algorithm.server
     idles = algorithm.idle_cap > 0 and not plan.participation.everyone
+    (hp, rates), federations, participation = values, shared.federations, plan.participation
+    if (ids := shared.ids) is None:
+        of_groups = zip(federations, groups, strict=True)
+        ids = gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in of_groups], groups)
+    draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
+    ctx = server_context(participation, state.round)
+    message = broadcast(server, state.key, hp, ctx, state.server)
+    message = Message(lay(plan.model, message.shared), shared.received(message.per_client))
+    sent, flights, arrivals = message.shared, state.in_flight, None
+    if algorithm.in_flight is None:
+        rows = participation.rows(state.released, state.round, ids)
+    else:
+        assert flights is not None
+        availability = plan.availability.replace_rates(rates)
+        sizes = groups[0].members_of(jnp.asarray(federations[0].train.size))
+        ahead = seconds_ahead(algorithm, availability, ids, sizes, state, sent)
+        sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
+        flights, arrivals = in_flight.landed(sent, participation.capacity, ids.shape[0])
+        rows = arrivals.rows
 
-    def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
-        (hp, rates), federations, participation = values, shared.federations, plan.participation
-        if (ids := shared.ids) is None:
-            of_groups = zip(federations, groups, strict=True)
-            ids = gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in of_groups], groups)
-        draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
-        ctx = server_context(participation, state.round)
-        message = broadcast(server, state.key, hp, ctx, state.server)
-        message = Message(lay(plan.model, message.shared), shared.received(message.per_client))
-        sent, flights, arrivals = message.shared, state.in_flight, None
-        if algorithm.in_flight is None:
-            rows = participation.rows(state.released, state.round, ids)
-        else:
-            assert flights is not None
-            availability = plan.availability.replace_rates(rates)
-            sizes = groups[0].members_of(jnp.asarray(federations[0].train.size))
-            ahead = seconds_ahead(algorithm, availability, ids, sizes, state, sent)
-            sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
-            flights, arrivals = in_flight.landed(sent, participation.capacity, ids.shape[0])
-            rows = arrivals.rows
-
-        clients, counts = [], state.counts
-        sums, idle_sums, uploads = [], [], []
-        for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
-            # Counts are in the order of the only group's stack or, with several groups, of the federation.
-            own_rows, before = group.cohort(rows), counts if group.only else group.take(counts)
-            data = (federation.splits, jnp.asarray(federation.client_ids))
+    clients, counts = [], state.counts
+    sums, idle_sums, uploads = [], [], []
+    for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
+        # Counts are in the order of the only group's stack or, with several groups, of the federation.
+        own_rows, before = group.cohort(rows), counts if group.only else group.take(counts)
+        data = (federation.splits, jnp.asarray(federation.client_ids))
+        outcome = run_cohort(
+            partial(take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
+            ((state.key, state.released), state.round, hp, rates, sent),
+            own_rows,
+            (old, before),
+            (*data, group.take(message.per_client), group.take(arrivals and arrivals.slots)),
+            num_clients=group.end,
+            block=plan.block,
+            everyone=participation.everyone,
+            spread=plan.spread,
+        )
+        sums.append(outcome.summed)
+        if algorithm.reduction is Reduction.STACK:
+            of_slots = shared.places(group.clients(own_rows), participation.num_clients)
+            uploads.append((outcome.kept, of_slots))
+        if idles:
+            rested = outcome.state[1].participations == before.participations
             outcome = run_cohort(
-                partial(take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
-                ((state.key, state.released), state.round, hp, rates, sent),
-                own_rows,
-                (old, before),
-                (*data, group.take(message.per_client), group.take(arrivals and arrivals.slots)),
+                partial(_work_alone, algorithm, client, plan.availability, plan.model),
+                ((state.key, state.released), state.round, hp, rates),
+                _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group),
+                outcome.state,
+                data,
                 num_clients=group.end,
                 block=plan.block,
-                everyone=participation.everyone,
-                spread=plan.spread,
+                everyone=False,
+                spread=plan.spread and plan.spread._replace(even=False),
             )
-            sums.append(outcome.summed)
-            if algorithm.reduction is Reduction.STACK:
-                of_slots = shared.places(group.clients(own_rows), participation.num_clients)
-                uploads.append((outcome.kept, of_slots))
-            if idles:
-                rested = outcome.state[1].participations == before.participations
-                outcome = run_cohort(
-                    partial(_work_alone, algorithm, client, plan.availability, plan.model),
-                    ((state.key, state.released), state.round, hp, rates),
-                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group),
-                    outcome.state,
-                    data,
-                    num_clients=group.end,
-                    block=plan.block,
-                    everyone=False,
-                    spread=plan.spread and plan.spread._replace(even=False),
-                )
-                idle_sums.append(outcome.summed)
-            new, after = outcome.state
-            clients.append(new)
-            counts = after if group.only else group.put(counts, after)
+            idle_sums.append(outcome.summed)
+        new, after = outcome.state
+        clients.append(new)
+        counts = after if group.only else group.put(counts, after)
 
-        packed, contributors, done, tally = _add(sums)
-        if algorithm.reduction is Reduction.STACK:
-            reduced = _side_by_side(uploads, participation.num_clients)
-        else:
-            total: Upload = packed.unpack()
-            reduced = Reduced(total.total, total.weight, contributors)
-        new_server, sound, server_metrics = update_server(
-            server, plan.model, state.released, hp, ctx, state.server, reduced, message.shared
-        )
-        present = counts.participations - state.counts.participations
-        lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
-        counts = counts.replace_diverged(jnp.where(sound, counts.diverged, lost))
-        metrics = done.means() | server_metrics
-        metrics |= {"participants": tally.clients, "diverged": jnp.where(sound, tally.diverged, tally.clients)}
-        if idles:
-            idle, alone = _add(idle_sums)
-            metrics |= {f"idle_{name}": value for name, value in alone.means().items()} | {"idle": idle.clients}
-            metrics["diverged"] += idle.diverged
-        if rates.dropout is not None:
-            metrics["dropped"] = tally.dropped
-        if algorithm.counts_bits:
-            metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
-        if participation.left_out is not None:
-            metrics["left_out"] = participation.left_out(draw_key, ids)
-        up = trees.num_bytes(reduced.total)
-        if isinstance(reduced, Stacked):
-            up //= reduced.valid.shape[0]
-        if arrivals is not None:
-            in_flight.check(message, up)
-        if plan.availability.time_model is not None and arrivals is not None:
-            metrics["round_seconds"] = arrivals.seconds
-        elif plan.availability.time_model is not None:
-            clock = resolve_time_model(plan.availability.time_model)
-            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # reordered to the rows of the counts
-            worked = Counts(counts.table - state.counts.table)
-            metrics["round_seconds"] = synchronous_seconds(clock, algorithm, of_rows, ids.shape[0], worked, up, message)
-        state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
-        return state._replace(round=state.round + 1), metrics
-
-    return one_round
+    packed, contributors, done, tally = _add(sums)
+    if algorithm.reduction is Reduction.STACK:
+        reduced = _side_by_side(uploads, participation.num_clients)
+    else:
+        total: Upload = packed.unpack()
+        reduced = Reduced(total.total, total.weight, contributors)
+    new_server, sound, server_metrics = update_server(
+        server, plan.model, state.released, hp, ctx, state.server, reduced, message.shared
+    )
+    present = counts.participations - state.counts.participations
+    lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
+    counts = counts.replace_diverged(jnp.where(sound, counts.diverged, lost))
+    metrics = done.means() | server_metrics
+    metrics |= {"participants": tally.clients, "diverged": jnp.where(sound, tally.diverged, tally.clients)}
+    if idles:
+        idle, alone = _add(idle_sums)
+        metrics |= {f"idle_{name}": value for name, value in alone.means().items()} | {"idle": idle.clients}
+        metrics["diverged"] += idle.diverged
+    if rates.dropout is not None:
+        metrics["dropped"] = tally.dropped
+    if algorithm.counts_bits:
+        metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
+    if participation.left_out is not None:
+        metrics["left_out"] = participation.left_out(draw_key, ids)
+    up = trees.num_bytes(reduced.total)
+    if isinstance(reduced, Stacked):
+        up //= reduced.valid.shape[0]
+    if arrivals is not None:
+        in_flight.check(message, up)
+    if plan.availability.time_model is not None and arrivals is not None:
+        metrics["round_seconds"] = arrivals.seconds
+    elif plan.availability.time_model is not None:
+        clock = resolve_time_model(plan.availability.time_model)
+        of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # reordered to the rows of the counts
+        worked = Counts(counts.table - state.counts.table)
+        metrics["round_seconds"] = synchronous_seconds(clock, algorithm, of_rows, ids.shape[0], worked, up, message)
+    state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
+    return state._replace(round=state.round + 1), metrics
 
 
 def broadcast(server: Server, key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> Message:
@@ -413,31 +407,33 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
     return Stacked(upload.total, upload.weight, arrived, jnp.where(arrived, rows, num_clients))
 
 
-def make_rounds(
-    one_round: OneRound, capacity: int
-) -> Callable[[RunState, RunValues, Clients, Array], tuple[RunState, Metrics]]:
-    """Build the function ``(state, values, clients, rounds) -> (state, history)``: up to ``capacity`` rounds in a loop.
+def several_rounds(
+    algorithm: Algorithm,
+    plan: RoundPlan,
+    capacity: int,
+    state: RunState,
+    values: RunValues,
+    clients: Clients,
+    rounds: Array,
+) -> tuple[RunState, Metrics]:
+    """Perform up to ``capacity`` rounds in a loop; return the state and the history of the metrics.
 
     The number of rounds is traced, so calls with any number of rounds share one compiled program. (A ``lax.scan`` would
     be compiled again for the last, shorter call.) The history's leaves are [capacity]; entries from ``rounds`` on are
     zero.
     """
     # With `jit`, the round is traced only once: eval_shape below and the loop share the cached trace.
-    one_round = jax.jit(one_round, inline=True)
+    perform = jax.jit(partial(one_round, algorithm, plan), inline=True)
+    _, shapes = jax.eval_shape(perform, state, values, clients)
+    history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 
-    def rounds_fn(state: RunState, values: RunValues, clients: Clients, rounds: Array) -> tuple[RunState, Metrics]:
-        _, shapes = jax.eval_shape(one_round, state, values, clients)
-        history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
+    def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+        state, history = loop
+        state, metrics = perform(state, values, clients)
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
+        return state, {name: put(history[name], value) for name, value in metrics.items()}
 
-        def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
-            state, history = loop
-            state, metrics = one_round(state, values, clients)
-            put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
-            return state, {name: put(history[name], value) for name, value in metrics.items()}
-
-        return jax.lax.fori_loop(0, rounds, body, (state, history))
-
-    return rounds_fn
+    return jax.lax.fori_loop(0, rounds, body, (state, history))
 
 
 def step_limit(

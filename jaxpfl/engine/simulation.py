@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpfl.algorithms.parts import linear_kernel
 from jaxpfl.core import trees
-from jaxpfl.core.participation import RELIABLE, Availability, Participation, full
+from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, Participation, full
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, noise_keys
@@ -175,7 +175,7 @@ class Simulation:
             algorithm,
             task,
             participation,
-            availability.without_rates,
+            availability.replace_rates(FailureRates()),  # a compiled program receives the rates as arguments
             self.plan,
             scoring,
             self.placement,

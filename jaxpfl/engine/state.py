@@ -361,31 +361,32 @@ def number(value: Any) -> jax.Array:
     return jnp.broadcast_to(like, array.shape).at[...].set(array)
 
 
-def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:
+def over_runs(
+    one: Callable[..., Any], first: PyTree, hp: PyTree, *shared: PyTree, vectorised: bool, in_place: bool = False
+) -> PyTree:
     """Map ``one(first, hp, *shared)`` over the leading axis of ``first`` and ``hp``, which is the axis of runs.
 
     Args:
       one: program of one run.
+      first: first argument of each run, leaves [S, ...].
+      hp: second argument of each run, leaves [S, ...].
+      shared: further arguments, which are the same for all runs.
       vectorised: whether to vectorize the runs; otherwise they run one after the other.
       in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorized, the
         new values are then written into one buffer.
     """
+    count = jax.tree.leaves(first)[0].shape[0]
+    if count == 1:  # without a batch axis, the client's matrix products do not become batched products
+        squeezed = jax.tree.map(lambda a: a[0], (first, hp))
+        return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
+    if vectorised:
+        return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
+    if not in_place:
+        return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
 
-    def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
-        count = jax.tree.leaves(first)[0].shape[0]
-        if count == 1:  # without a batch axis, the client's matrix products do not become batched products
-            squeezed = jax.tree.map(lambda a: a[0], (first, hp))
-            return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
-        if vectorised:
-            return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
-        if not in_place:
-            return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
+    def body(states: PyTree, run: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
+        i, hp = run
+        new, result = one(jax.tree.map(lambda a: a[i], states), hp, *shared)
+        return jax.tree.map(lambda a, v: a.at[i].set(v), states, new), result
 
-        def body(states: PyTree, run: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
-            i, hp = run
-            new, result = one(jax.tree.map(lambda a: a[i], states), hp, *shared)
-            return jax.tree.map(lambda a, v: a.at[i].set(v), states, new), result
-
-        return jax.lax.scan(body, first, (jnp.arange(count), hp))
-
-    return runs
+    return jax.lax.scan(body, first, (jnp.arange(count), hp))

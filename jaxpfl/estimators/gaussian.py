@@ -172,7 +172,7 @@ def pooled_variance(messages: Sent, sent: Array) -> Array:
 
 def weight(variance: Array) -> Array:
     """Inverse of a variance; 1 if the variance is zero."""
-    return jnp.where(variance > 0, 1 / _nonzero(variance), 1)
+    return 1 / jnp.where(variance > 0, variance, 1)
 
 
 def _nonzero(value: Array) -> Array:

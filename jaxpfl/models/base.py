@@ -115,7 +115,10 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
     "batch_stats" of ``params`` (`Model.statistics`). The head includes the running statistics of the head's layers.
     `Model.init` raises an error if the module has any other collection.
     """
-    init, apply, observe = modules.linen_functions(module)
+    try:
+        init, apply, observe = modules.linen_functions(module)
+    except TypeError:  # the module has an attribute that cannot be hashed, so it cannot be cached
+        init, apply, observe = modules.linen_functions.__wrapped__(module)
 
     def selects(path: tuple[str, ...]) -> bool:
         return path[:1] == (modules.STATISTICS,)
@@ -259,7 +262,8 @@ class Task(NamedTuple):
         if found is None:
             return None
         shapes = _shapes(self.model.init, self.input_shape, self.input_dtype, wide)
-        return found if jax.tree.leaves(found.select(shapes)) else None
+        paths = (trees.names(path) for path, _ in jax.tree.leaves_with_path(shapes))
+        return found if any(map(found.selects, paths)) else None
 
     @property
     def has_classes(self) -> bool:

@@ -30,20 +30,13 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 """Functions of a module: ``init`` and ``apply`` as in `Model`, and ``observe`` as in `Statistics`."""
 
 
+@functools.lru_cache(maxsize=64)
 def linen_functions(module: nn.Module) -> LinenFunctions:
     """Return the functions of a module; they pass ``train`` to its ``__call__`` if ``__call__`` has this argument.
 
     Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm`` whose
     mode is not set use the running averages outside of training.
     """
-    try:
-        return _linen_functions(module)
-    except TypeError:  # the module has an attribute that cannot be hashed, so it cannot be cached
-        return _linen_functions.__wrapped__(module)
-
-
-@functools.lru_cache(maxsize=64)
-def _linen_functions(module: nn.Module) -> LinenFunctions:
     name = type(module).__name__
     takes_train = "train" in inspect.signature(type(module).__call__).parameters
 

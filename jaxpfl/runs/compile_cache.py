@@ -155,16 +155,14 @@ def _folder(home: str, jaxlib: str) -> Path:
     """
     given = Path(home)
     root = given if given.is_absolute() else Path.home() / ".cache"  # the XDG specification ignores relative paths
-    name = hashlib.sha256("\n".join((jaxlib, *_machine())).encode()).hexdigest()[:16]
-    return root / "jaxpfl" / f"xla-{name}"
-
-
-def _machine() -> tuple[str, ...]:
-    """Return the architecture and the CPU's instruction set extensions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.machine(), platform.processor()
-    # The line is called "flags" on x86 and "Features" on Arm. Each core has such a line; the set removes duplicates.
-    flags = {line.partition(":")[2].strip() for line in lines if line.lower().startswith(("flags", "features"))}
-    return platform.machine(), *sorted(flags)
+        extensions = {platform.processor()}
+    else:  # each core has a line, called "flags" on x86 and "Features" on Arm
+        extensions = {
+            line.partition(":")[2].strip() for line in lines if line.lower().startswith(("flags", "features"))
+        }
+    words = jaxlib, platform.machine(), *sorted(extensions)
+    name = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return root / "jaxpfl" / f"xla-{name}"

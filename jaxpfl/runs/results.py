@@ -17,7 +17,6 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import example_weights, first_time, is_root
 from jaxpfl.engine.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined, worst
 from jaxpfl.engine.scores import over_clients as statistics
-from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig
@@ -67,7 +66,7 @@ def write_method(
         in this process.
     """
     config, counts = experiment.config, simulation.counts(state)
-    _, down = simulation.bytes_per_client()
+    up, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
     for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
         arrays[name_of] = getattr(counts, name_of)
@@ -81,6 +80,10 @@ def write_method(
     if found is not None:
         arrays["cluster"] = found
     seeds = counts.steps.shape[0]
+    sizes: dict[str, Any] = {"bytes_up": up * int(counts.uploads.sum()) // seeds}
+    if simulation.algorithm.counts_bits:  # uploads are compressed
+        coded = int(counts.upload_bits.sum()) // (8 * seeds)
+        sizes = {"bytes_up": coded, "bytes_up_uncoded": sizes["bytes_up"], "compress": str(config.compress)}
     stored = files.jsonable(
         {
             "rounds": config.rounds,
@@ -88,7 +91,7 @@ def write_method(
             "compile_seconds": times[1],
             "privacy": None if protection is None else _privacy(protection, simulation),
             # Counts are averaged over seeds, because they differ between seeds if the size of a cohort is random.
-            **upload_sizes(simulation, counts, str(config.compress)),
+            **sizes,
             "bytes_down": down * int(counts.participations.sum()) // seeds,
             "client_steps": int(counts.steps.sum()) // seeds,
             "gradients": _gradients(arrays),
@@ -402,21 +405,3 @@ class Uplink:
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
         self.bits = bits[:, -1]
         return history | {"bits_up": bits}
-
-
-def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -> dict[str, Any]:
-    """Return the results' entries about the size of the uploads: ``bytes_up``, averaged over the seeds.
-
-    If uploads are compressed, there are also the uncompressed size ``bytes_up_uncoded`` and the compressor's name.
-
-    Args:
-      simulation: simulation of the method.
-      counts: counts after the last round, on the host.
-      compress: compressor as in the config.
-    """
-    runs = counts.uploads.shape[0]
-    plain = simulation.bytes_per_client()[0] * int(counts.uploads.sum()) // runs
-    if not simulation.algorithm.counts_bits:
-        return {"bytes_up": plain}
-    coded = int(counts.upload_bits.sum()) // (8 * runs)
-    return {"bytes_up": coded, "bytes_up_uncoded": plain, "compress": compress}

@@ -264,7 +264,11 @@ def _run_method(
             interrupt.saves = True  # the first call compiles, and Ctrl-C then ends the process immediately
             if observe is not None:
                 histories.append(history)
-            write(_round_records(name, done, history if uplink is None else uplink.along(history)))
+            of_rounds = history if uplink is None else uplink.along(history)
+            write([
+                {"kind": "round", "method": name, "round": done + t + 1, **{k: v[:, t] for k, v in of_rounds.items()}}
+                for t in range(length)
+            ])  # fmt: skip
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)
@@ -339,15 +343,6 @@ def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
         return False
     due = record["round"] % config.eval_every == 0 or record["round"] == config.rounds
     return record["kind"] == "round" or due
-
-
-def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    rounds = next(iter(history.values())).shape[1]
-    return [
-        {"kind": "round", "method": name, "round": before + t + 1}
-        | {metric: values[:, t] for metric, values in history.items()}
-        for t in range(rounds)
-    ]
 
 
 def _evaluate(

@@ -151,8 +151,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def fetch(tree: Any) -> Any:
-    """Return whole arrays on the host of every process; typed keys stay on the device."""
-    return jax.tree.map(_fetched, tree)
+    """Return whole arrays on the host of every process; with several processes, typed keys stay on the device."""
+    return jax.tree.map(_fetched if several() else np.asarray, tree)
 
 
 def fetch_to_first(tree: Any) -> Any:

@@ -110,7 +110,7 @@ def test_another_machine_or_jaxlib_has_another_folder(unset, monkeypatch):
     here = compile_cache._folder("", "0.10.2")
     assert here == compile_cache._folder("", "0.10.2")
     assert here != compile_cache._folder("", "0.10.3")
-    monkeypatch.setattr(compile_cache, "_machine", lambda: ("x86_64", "sse2"))
+    monkeypatch.setattr(compile_cache.platform, "machine", lambda: "another")
     assert here != compile_cache._folder("", "0.10.2")
 
 

@@ -14,7 +14,7 @@ from oracle import IDS, SEED, SGD, SIZES, STEPS, M, Run, Setting, assert_same, a
 from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms import FEDERATED
 from jaxpfl.core import participation
-from jaxpfl.core.participation import RELIABLE, Availability, full, uniform
+from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, full, uniform
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 
@@ -92,14 +92,14 @@ def test_who_is_not_slow_takes_all_steps_that_the_method_asks_for():
 
 
 def test_an_availability_of_another_kind_keeps_it_where_rates_are_traced():
-    """An audit's canaries stay away by a `drops_out` of their own, which a program made `without_rates` must have."""
+    """An audit's canaries stay away by a `drops_out` of their own, which a program without rates must have."""
 
     class Missing(Availability):
         pass
 
     given = Missing(dropout=0.1, stragglers=0.2, same_stragglers=True)
-    again = given.without_rates.replace_rates(given.rates)
-    assert type(given.without_rates) is type(again) is Missing
+    again = given.replace_rates(FailureRates()).replace_rates(given.rates)
+    assert type(again) is Missing
     assert again.same_stragglers
     assert (float(again.dropout), float(again.stragglers)) == pytest.approx((0.1, 0.2))
 

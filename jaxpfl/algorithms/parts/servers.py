@@ -208,17 +208,26 @@ def with_server_optimizer(
         )
     algorithm = algorithm._replace(has_server_optimizer=True)
     acts_on = algorithm.increments if acts_on is None else acts_on
-    if optimizer == "sgd":
-        return _scale_changes(algorithm, acts_on)
-    inner, make = algorithm.server, resolve(optimizer)
+    inner = algorithm.server
+    if optimizer == "sgd":  # the sum is scaled: with a rate of one, the result then equals plain averaging exactly
 
-    def transformation(rate: Scalar) -> optax.GradientTransformation:
+        def scaled(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
+            rate, total = getattr(hp, "server_lr", 1.0), reduced.total
+            new = jax.tree.map(lambda a: (rate * a).astype(a.dtype), total)
+            total = jax.tree.map(lambda acts, new, old: new if acts else old, acts_on, new, total)
+            return inner.update(key, hp, ctx, state, reduced._replace(total=total))
+
+        return algorithm._replace(server=inner._replace(update=scaled))
+    make = resolve(optimizer)
+
+    def transformation(hp: PyTree) -> optax.GradientTransformation:
         # The optimizer's gradient is -mean. Scaling this gradient by -1 gives the mean, for the parts that are
         # averaged.
-        return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
+        own = make(getattr(hp, "server_lr", 1.0))
+        return optax.partition({True: own, False: optax.scale(-1.0)}, acts_on)
 
     def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
-        return transformation(_rate(hp)).init(averaged(inner.broadcast(key, hp, ctx, state).shared))
+        return transformation(hp).init(averaged(inner.broadcast(key, hp, ctx, state).shared))
 
     def step(
         key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, memory: PyTree, reduced: Reduced
@@ -228,7 +237,7 @@ def with_server_optimizer(
             raise JaxpflError(
                 "a server optimizer requires uploads with a single weight and the tree structure of the broadcast"
             )
-        updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
+        updates, new_memory = transformation(hp).update(optax.tree.scale(-1.0, mean), memory, params)
         updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)
         anybody = reduced.weight > 0
         nothing = optax.tree.zeros_like(updates)
@@ -279,25 +288,6 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
             "round: values from 0.01 to 0.1 are usual",
             strict=strict,
         )
-
-
-def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
-    """Apply plain SGD at the server by scaling the sum of the uploads.
-
-    With a rate of one, the result equals plain averaging exactly; a step on the mean would be rounded differently.
-    """
-    inner = algorithm.server
-
-    def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
-        scaled = jax.tree.map(lambda a: (_rate(hp) * a).astype(a.dtype), reduced.total)
-        total = jax.tree.map(lambda acts, new, old: new if acts else old, acts_on, scaled, reduced.total)
-        return inner.update(key, hp, ctx, state, reduced._replace(total=total))
-
-    return algorithm._replace(server=inner._replace(update=update))
-
-
-def _rate(hp: PyTree) -> Scalar:
-    return getattr(hp, "server_lr", 1.0)
 
 
 def _is_scalar(weight: PyTree) -> bool:

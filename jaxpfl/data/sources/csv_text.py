@@ -70,12 +70,8 @@ class Table(NamedTuple):
         """Line of each row."""
         return self.cells.index.tolist()
 
-    def is_missing(self, cell: str) -> bool:
-        """Return True if a cell has no value, that is, if it is empty or a word in ``missing``."""
-        return cell.lower() in self.missing
-
     def missing_in(self, name: str) -> np.ndarray:
-        """Mask of the rows without a value in a column, [N]."""
+        """Mask of the rows without a value in a column (the cell is empty or a word in ``missing``), [N]."""
         return self.cells[name].str.lower().isin(self.missing).to_numpy()
 
     def find(self, name: str, what: str = "column") -> str:
@@ -124,10 +120,10 @@ class Table(NamedTuple):
           JaxpflError: if a cell has no value; the message names the line.
         """
         cells = self.cells[name].tolist()
-        for line, cell in zip(self.lines, cells, strict=True):
-            if self.is_missing(cell):
-                means = "; to change which words mean a missing value, use --missing-words" if cell else ""
-                raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}{means}")
+        for row in np.flatnonzero(self.missing_in(name)):
+            cell, line = cells[row], self.lines[row]
+            means = "; to change which words mean a missing value, use --missing-words" if cell else ""
+            raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}{means}")
         return cells
 
     def parsed(self, name: str) -> np.ndarray:
@@ -144,13 +140,12 @@ class Table(NamedTuple):
           JaxpflError: if a cell is not a finite number; the message names the line.
         """
         found = self.parsed(name)
-        for row in np.flatnonzero(np.isnan(found)):
-            cell = self.cells[name].iloc[row]
-            if not (missing and self.is_missing(cell)):
-                mark = "" if self.decimal == "point" else " with a decimal comma"
-                raise JaxpflError(
-                    f"{self.path} line {self.lines[row]}: {name} must be a finite number{mark}, got {shown(cell, 40)}"
-                )
+        wrong = np.isnan(found) & ~(self.missing_in(name) & missing)
+        for row in np.flatnonzero(wrong):
+            cell, mark = self.cells[name].iloc[row], "" if self.decimal == "point" else " with a decimal comma"
+            raise JaxpflError(
+                f"{self.path} line {self.lines[row]}: {name} must be a finite number{mark}, got {shown(cell, 40)}"
+            )
         return found
 
 

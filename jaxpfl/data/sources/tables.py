@@ -164,7 +164,7 @@ def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.nda
 
 def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
     """Return the table without rows that lack a needed value, or raise an error unless ``missing`` is "drop"."""
-    gaps = table.cells.loc[:, needed].map(table.is_missing)
+    gaps = table.cells.loc[:, needed].map(lambda cell: cell.lower() in table.missing)
     lacking = gaps.to_numpy().any(axis=1)
     if not lacking.any():
         return table

@@ -1,7 +1,7 @@
 """Rounds and scores for clients on the host: only the rows of one cohort or one block are on the devices.
 
 While one round computes, the next cohort's rows are copied to the devices, and the previous cohort's rows are copied
-back. The round is the function of `make_round`, on a stack with one row for each slot of the cohort. The function uses
+back. The round is `round.one_round`, on a stack with one row for each slot of the cohort. The function uses
 the clients' own ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore
 the same as for a stack of all clients.
 """
@@ -27,7 +27,7 @@ from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting, part_used, traced_as
-from jaxpfl.engine.round import Clients, RoundPlan, RunValues, make_round
+from jaxpfl.engine.round import Clients, RoundPlan, RunValues, one_round
 from jaxpfl.engine.state import Counts, RunState, over_runs
 from jaxpfl.engine.streamed import rows
 from jaxpfl.engine.streamed.rows import Courier
@@ -87,7 +87,7 @@ def stack_of(rows: int, devices: int) -> Group:
 
 
 def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Drawn]:
-    """Build the function ``(released key, round, client ids [m]) -> Drawn`` that draws the cohort of `make_round`."""
+    """Build the function ``(released key, round, client ids [m]) -> Drawn`` that draws the cohort of `one_round`."""
 
     def draw(released: Key, round: Array, ids: Array) -> Drawn:
         key = stream(released, Purpose.PARTICIPATION, round)
@@ -97,44 +97,43 @@ def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Dra
     return draw
 
 
-def make_streamed(
-    algorithm: Algorithm, plan: RoundPlan
-) -> Callable[[tuple[RunState, Held], RunValues, Clients, Drawn, Array], tuple[RunState, Metrics]]:
-    """Build the function that performs a round on a stack that contains only the cohort's rows.
+def streamed_round(
+    algorithm: Algorithm,
+    plan: RoundPlan,
+    run: tuple[RunState, Held],
+    values: RunValues,
+    clients: Clients,
+    drawn: Drawn,
+    source: Array,
+) -> tuple[RunState, Metrics]:
+    """Perform a round on a stack that contains only the cohort's rows.
 
     Args:
       algorithm: the method.
       plan: plan of a round that samples from all m clients. Its only group consists of the cohort's rows.
-
-    Returns:
-      Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are
-      the cohort's rows as they were read from the host. Some of them may be outdated, because they may be read before
-      the previous round's results are written back to the host. ``before`` has the rows of the previous cohort after
-      its round. If ``source[i]`` is not negative, row i is replaced by the row ``source[i]`` of ``before`` (``source``
-      is [rows] int32). ``drawn`` is the cohort, as rows of the stack.
+      run: state with the cohort's rows as they were read from the host, and the rows of the previous cohort after its
+        round. Some of the former may be outdated, because they may be read before the previous round's results are
+        written back to the host.
+      values: hyper-parameters and rates.
+      clients: data of the cohort's clients.
+      drawn: the cohort, as rows of the stack.
+      source: for each row, the row of the previous cohort that replaces it, or a negative number, [rows] int32.
     """
     participation = plan.participation
+    state, before = run
 
-    def one_round(
-        run: tuple[RunState, Held], values: RunValues, clients: Clients, drawn: Drawn, source: Array
-    ) -> tuple[RunState, Metrics]:
-        state, before = run
+    def newest(stored: Array, new: Array) -> Array:
+        is_new = (source >= 0).reshape(-1, *[1] * (stored.ndim - 1))
+        return jnp.where(is_new, new[jnp.maximum(source, 0)], stored)
 
-        def newest(stored: Array, new: Array) -> Array:
-            is_new = (source >= 0).reshape(-1, *[1] * (stored.ndim - 1))
-            return jnp.where(is_new, new[jnp.maximum(source, 0)], stored)
-
-        rows, counts = jax.tree.map(newest, Held(state.clients[0], state.counts), before)
-        given = participation._replace(
-            sample=lambda key, ids: drawn.rows,
-            turns=None,
-            left_out=None if participation.left_out is None else lambda key, ids: drawn.left_out,
-        )
-        return make_round(algorithm, plan._replace(participation=given))(
-            state._replace(clients=(rows,), counts=counts), values, clients
-        )
-
-    return one_round
+    rows, counts = jax.tree.map(newest, Held(state.clients[0], state.counts), before)
+    given = participation._replace(
+        sample=lambda key, ids: drawn.rows,
+        turns=None,
+        left_out=None if participation.left_out is None else lambda key, ids: drawn.left_out,
+    )
+    state = state._replace(clients=(rows,), counts=counts)
+    return one_round(algorithm, plan._replace(participation=given), state, values, clients)
 
 
 Write = Callable[[int, np.ndarray, Held], None]
@@ -193,7 +192,7 @@ class Rounds:
 
         The courier runs its tasks in this order: stage 0, stage 1, write 0, stage 2, write 1, ... When a round is
         staged, the results of all earlier rounds have therefore been written, except for the round just before. The
-        rows of that round are taken from the devices; see `make_streamed`.
+        rows of that round are taken from the devices; see `streamed_round`.
 
         Args:
           run: index of the run.
@@ -287,7 +286,7 @@ class _Programs(Programs):
     def function(self, name: Name, block: int) -> Callable[..., Any]:
         of = self._of
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, of.availability)
-        rounds = over_runs(make_streamed(part_used(of.algorithm, name), plan), vectorised=False)
+        rounds = partial(over_runs, partial(streamed_round, part_used(of.algorithm, name), plan), vectorised=False)
         return traced_as(rounds, self.execution.form, self.execution.matmul, linear=self._linear(name))
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
