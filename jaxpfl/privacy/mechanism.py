@@ -77,9 +77,9 @@ class NoiseSettings:
     or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the run ends).
     Use secret for a model that you publish."""
     bands: int | None = setting(None, unless_given="the cycle of the cohorts")
-    """For banded: number of bands b of the matrix whose inverse correlates the noise. It is at most the
-    number of rounds between two turns of a client. The server's state contains b - 1 noise vectors of the upload's size.
-    """
+    """For banded: number of bands b of the matrix whose inverse correlates the noise, at most the
+    number of rounds between two turns of a client. The server's state contains b - 1 noise vectors of the upload's
+    size."""
 
 
 _released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released while an update is traced")
