@@ -162,7 +162,7 @@ class Mechanism(NoiseSettings):
     noise_multiplier: float | tuple[float, ...] = field(metadata=about())
     """Noise multiplier z; 0 clips only. One number, or one for each run."""
     coefficients: tuple[float, ...] | None = field(default=None, metadata=about())
-    """For banded: coefficients c of C, with norm 1; by default, the optimal coefficients for the run's rounds."""
+    """For banded: values c of the noise matrix's diagonals, with norm 1; by default, the best for the run's rounds."""
 
     def __post_init__(self) -> None:
         if self.noise_seed not in NOISE_SEEDS:
