@@ -86,10 +86,10 @@ Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
 """Function ``(client, today, state, data) -> result`` that computes a result for one client."""
 
 
-def make_evaluate(
-    algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
-) -> Callable[[RunState, PyTree, Clients], Scores]:
-    """Build the function ``(state, hp, clients) -> Scores`` that scores clients on one split.
+def score_all(
+    algorithm: Algorithm, task: Task, plan: RoundPlan, split: Part, state: RunState, hp: PyTree, clients: Clients
+) -> Scores:
+    """Score clients on one split.
 
     Personalization uses the training and validation examples only. Its random stream depends on the client, but not on
     the round or the split. Its mini-batches are drawn as in a client's first round.
@@ -100,31 +100,33 @@ def make_evaluate(
         personal = personalize_client(plan.model, client, today, client_id, per_client, own, splits)
         return score_client(algorithm, client, task, today, personal, examples)
 
-    return lambda *given: gather(_each_client(algorithm, plan, score, *given, split), plan.groups)
+    return gather(_each_client(algorithm, plan, score, state, hp, clients, split), plan.groups)
 
 
-def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
-    """Build the function ``(state, hp, clients) -> personalized models`` that personalizes every client's model.
+def personalize_all(
+    algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients
+) -> tuple[PyTree, ...]:
+    """Personalize every client's model; `score_all` scores these models as ``after``.
 
-    The result has one tree for each group, with leaves [m, ...]. `make_evaluate` scores these models as ``after``.
+    The result has one tree for each group, with leaves [m, ...].
     """
 
     def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
         splits, client_id, per_client = data
         return personalize_client(plan.model, client, today, client_id, per_client, own, splits).after
 
-    return lambda *given: tuple(_each_client(algorithm, plan, adapted, *given))
+    return tuple(_each_client(algorithm, plan, adapted, state, hp, clients))
 
 
-def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], Array]:
-    """Build the function ``(state, hp, clients) -> clusters`` that returns each client's cluster, [m]."""
+def cluster_all(algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients) -> Array:
+    """Return each client's cluster, [m]."""
 
     def choose(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
         assert client.cluster is not None
         splits, _, per_client = data
         return client.cluster(today.hp, Message(today.sent, per_client), own, splits)
 
-    return lambda *given: gather(_each_client(algorithm, plan, choose, *given), plan.groups)
+    return gather(_each_client(algorithm, plan, choose, state, hp, clients), plan.groups)
 
 
 def adapt_client(
@@ -136,7 +138,7 @@ def adapt_client(
     own: PyTree,
     data: tuple[Splits, ClientData, Array],
 ) -> Scores:
-    """Adapt one unseen client, and score it, as in `make_adapt`.
+    """Adapt one unseen client, and score it, as in `adapt_all`.
 
     Args:
       algorithm: the method.
@@ -178,10 +180,17 @@ def adapt_client(
     return scores
 
 
-def make_adapt(
-    algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
-) -> Callable[[RunState, PyTree, Clients, Array], Scores]:
-    """Build the function ``(state, hp, unseen clients, rounds) -> Scores`` that adapts and scores unseen clients.
+def adapt_all(
+    algorithm: Algorithm,
+    task: Task,
+    plan: RoundPlan,
+    split: Part,
+    state: RunState,
+    hp: PyTree,
+    clients: Clients,
+    rounds: Array,
+) -> Scores:
+    """Adapt and score unseen clients.
 
     Each unseen client starts from ``Client.init`` and runs ``Client.update`` for ``rounds`` rounds. In each round, it
     receives the server's current message and uses the learning rate of the last round; with an ``lr_schedule``, it uses
@@ -197,26 +206,24 @@ def make_adapt(
       task: model, loss and metrics.
       plan: plan of a round, with the groups of the unseen clients.
       split: split whose examples are scored.
+      state: state of the run.
+      hp: hyper-parameters of the run.
+      clients: the unseen clients' data.
+      rounds: number of rounds in which each unseen client adapts, [] int32.
 
     Raises:
-      JaxpflError: when the built function is called, if the server sends each client its own message and has no
-        ``welcome``.
+      JaxpflError: if the server sends each client its own message and has no ``welcome``.
     """
-
+    today, per_client = _today(algorithm, plan, state, unscheduled(hp), clients, newcomers=True)
+    today = today._replace(rounds=rounds, start=stream(state.key, Purpose.CLIENT_INIT))
+    if algorithm.server.welcome is not None:
+        today = today._replace(welcome=per_client)
+    elif jax.tree.leaves(per_client):
+        raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
+    data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
+    states = _copies(plan, state.clients) if algorithm.pooled else ((),) * len(data)
     work = partial(adapt_client, algorithm, task, plan.model)
-
-    def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
-        today, per_client = _today(algorithm, plan, state, unscheduled(hp), clients, newcomers=True)
-        today = today._replace(rounds=rounds, start=stream(state.key, Purpose.CLIENT_INIT))
-        if algorithm.server.welcome is not None:
-            today = today._replace(welcome=per_client)
-        elif jax.tree.leaves(per_client):
-            raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
-        data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
-        states = _copies(plan, state.clients) if algorithm.pooled else ((),) * len(data)
-        return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)
-
-    return adapt
+    return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)
 
 
 def _today(

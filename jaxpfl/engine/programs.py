@@ -14,12 +14,12 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
 from jaxpfl.engine import compiled
-from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
+from jaxpfl.engine.evaluate import adapt_all, cluster_all, personalize_all, score_all
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import Placement, program_bytes, too_little
 from jaxpfl.engine.round import RoundPlan, several_rounds
-from jaxpfl.engine.state import RunState, init_state, over_runs
+from jaxpfl.engine.state import init_state, over_runs
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
 from jaxpfl.support import processes
@@ -38,6 +38,11 @@ _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unseen": (("init", "update", "personalize", "predict", "gradients"), ("broadcast", "welcome", "predict_global")),
 }
 """For each program, the functions of `Client` and of `Server` that the program calls."""
+
+
+_UNOPTIMIZED = {"compiler_options": {"xla_backend_optimization_level": 0}}
+"""Options of ``start`` on a CPU. The program makes dozens of random draws and runs once, so optimizing it would cost
+seconds and save nothing."""
 
 
 class Setting(NamedTuple):
@@ -80,57 +85,8 @@ class Programs:
         self._of = setting
         self._without_kernel = False  # true once the kernel of linear models has failed to compile
 
-    def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled program that makes the initial states, ``(keys, hp [S], clients) -> states``.
-
-        ``keys`` is a pair, as in `beginning`. If the random draws for all clients would not fit in memory, the program
-        draws for a block of clients at a time.
-
-        Raises:
-          OutOfMemoryError: if not even the draws for one client fit.
-        """
-        if ("start", runs) in self.made:
-            return self.made["start", runs]
-        # The program makes dozens of random draws and runs once, so optimizing it would cost seconds and save nothing.
-        options = self.execution.compiler_options
-        if jax.default_backend() == "cpu":
-            options = {"compiler_options": {"xla_backend_optimization_level": 0}}
-        placement = self._of.placement
-        block, devices = None, placement.devices
-        layout = placement.state
-        if placement.model is not None:
-            layout = placement.layout(compiled.shapes(self.beginning(), *arguments))
-        while True:
-            program = compiled.compiled(self.beginning(block), arguments, out_shardings=layout, **options)
-            need = program_bytes(program, devices)
-            if (free := too_little(need, devices)) is None:
-                break
-            if block == 1:
-                raise OutOfMemoryError(
-                    f"the initial states need {readable(need)} of memory, even for one client at a time, but only "
-                    f"{readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
-                )
-            block = max(1, (block or placement.rows) // 8)
-        self.made["start", runs] = program
-        return program
-
-    def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """Function that makes the initial states, ``(keys, hp [S], clients) -> states``.
-
-        ``keys`` is the pair of the run keys, [S], and the noise keys, [S], which are None without noise.
-
-        Args:
-          block: number of clients whose states are computed at a time; None for all.
-        """
-        of, algorithm = self._of, part_used(self._of.algorithm, "start")
-        placement = of.placement
-        init = partial(init_state, algorithm, of.participation, of.groups, placement.rows, block, placement.model)
-        begin = partial(over_runs, init, vectorised=self.execution.vmap_runs)
-        # An initial state can depend on the server's message, which some methods (FedAMP) compute by matrix products.
-        return traced_as(begin, None, self.execution.matmul)
-
     def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled ``advance`` or scoring program for S runs and arguments of these shapes.
+        """Compiled program for S runs and arguments of these shapes.
 
         If the program does not fit in memory, it is compiled again with a smaller block of clients. If the plan chose
         the kernel of linear models and it does not compile, the plain form replaces it.
@@ -141,14 +97,14 @@ class Programs:
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
-        block = self._plan_of(name).block
-        devices = self._of.placement.devices
+        starts, devices = name == "start", self._of.placement.devices
+        block = self._of.placement.rows if starts else self._plan_of(name).block
         while True:
-            options = self.options(name, arguments) | self.execution.compiler_options
+            options = self.execution.compiler_options | self.options(name, arguments)
             try:
                 program = compiled.compiled(self.function(name, block), arguments, **options)
             except Exception as error:
-                if self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
+                if starts or self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
                     raise
                 self._without_kernel = True
                 why = f"the kernel does not compile: {str(error).partition(chr(10))[0]}"
@@ -157,8 +113,13 @@ class Programs:
             need = program_bytes(program, devices)
             if (free := too_little(need, devices)) is None:
                 break
+            if starts and block == 1:
+                raise OutOfMemoryError(
+                    f"the initial states need {readable(need)} of memory, even for one client at a time, but only "
+                    f"{readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
+                )
             short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
-            if block == 1 or self._of.plan.clients != "auto":
+            if not starts and (block == 1 or self._of.plan.clients != "auto"):
                 raise OutOfMemoryError(
                     f"with {block} client(s) at once, {name} needs {short}: use fewer (plan.clients), fewer "
                     "runs at once (plan.runs = map) or a smaller model"
@@ -173,14 +134,20 @@ class Programs:
         return program
 
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
-        """Digest of the ``advance`` program or of a scoring program (`compiled.digest`)."""
+        """Digest of a program other than ``start`` (`compiled.digest`)."""
         block = self._plan_of(name).block
-        options = self.options(name, arguments) | self.execution.compiler_options
+        options = self.execution.compiler_options | self.options(name, arguments)
         return compiled.digest(self.function(name, block), arguments, **options)
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        """Options of `compiled.compiled` for a program other than ``start``."""
+        """Options of `compiled.compiled` for a program."""
         placement = self._of.placement
+        if name == "start":
+            layout = placement.state
+            if placement.model is not None:
+                layout = placement.layout(compiled.shapes(self.function(name, placement.rows), *arguments))
+            on_cpu = jax.default_backend() == "cpu"
+            return {"out_shardings": layout} | (_UNOPTIMIZED if on_cpu else {})
         if name != "advance":  # with several processes, each must be able to read the whole result
             return {"out_shardings": placement.everywhere} if processes.several() else {}
         return {
@@ -192,22 +159,32 @@ class Programs:
         }
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
-        """Function from which a program other than ``start`` is compiled."""
+        """Function from which a program is compiled, with blocks of clients of this size.
+
+        The program ``start`` makes the initial states, ``(keys, hp [S], clients) -> states``, where ``keys`` is the
+        pair of the run keys, [S], and the noise keys, [S], which are None without noise.
+        """
         of, algorithm = self._of, part_used(self._of.algorithm, name)
+        if name == "start":
+            rows = of.placement.rows
+            given = of.participation, of.groups, rows, block if block < rows else None, of.placement.model
+            begin = partial(over_runs, partial(init_state, algorithm, *given), vectorised=self.execution.vmap_runs)
+            # An initial state can depend on the server's message, which some methods compute by matrix products.
+            return traced_as(begin, None, self.execution.matmul)
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "advance":
             one = partial(
                 several_rounds, algorithm, plan._replace(availability=of.availability), of.plan.rounds_per_call
             )
         elif name == "personal":
-            one = make_personal(algorithm, plan)
+            one = partial(personalize_all, algorithm, plan)
         elif name == "clusters":
-            one = make_clusters(algorithm, plan)
+            one = partial(cluster_all, algorithm, plan)
         elif name == "unseen":
-            one = make_adapt(algorithm, of.task, plan._replace(groups=of.unseen), split="test")
+            one = partial(adapt_all, algorithm, of.task, plan._replace(groups=of.unseen), "test")
         else:
             assert name in ("test", "validation")
-            one = make_evaluate(algorithm, of.task, plan, split=name)
+            one = partial(score_all, algorithm, of.task, plan, name)
         chosen = self._plan_of(name)
         runs = partial(over_runs, one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
         more = {"apart": of.placement.model is not None, "linear": self._linear(name)}

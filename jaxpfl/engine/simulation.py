@@ -203,7 +203,7 @@ class Simulation:
         if len(seeds):
             self.check_room(len(seeds))
         given = self._run_keys(seeds), rows_of(self.hp, len(seeds)), self._inputs
-        return self._programs.start(len(seeds), given)(*given)
+        return self._programs.get("start", len(seeds), given)(*given)
 
     def _run_keys(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
         """Run keys and noise keys for these seeds, each [S].
@@ -470,7 +470,7 @@ class Simulation:
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
         given = (keys, None if self.algorithm.noise is None else keys), rows_of(self.hp, len(seeds)), self._inputs
-        self._programs.start(len(seeds), given)
+        self._programs.get("start", len(seeds), given)
         self._program("advance", len(seeds))
         for name in scores:
             self._program(name, len(seeds))
@@ -594,7 +594,7 @@ class Simulation:
             # Only shapes are computed, so that too many runs are refused before they take memory.
             hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
             given = (keys, noise), hp, self._inputs
-            self._shapes = compiled.shapes(self._programs.beginning(), *given)
+            self._shapes = compiled.shapes(self._programs.function("start", self.placement.rows), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:

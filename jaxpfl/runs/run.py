@@ -121,7 +121,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        run_folder.write_code(folder, texts)
+        if texts:
+            run_folder.write_code(folder, texts)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:

@@ -261,8 +261,7 @@ def write_code(folder: Path, texts: Mapping[str, bytes]) -> None:
         (folder / CODE / name).parent.mkdir(parents=True, exist_ok=True)
         with files.whole(folder / CODE / name, "wb") as file:
             file.write(text)
-    if texts:
-        files.write_checksums(folder / CODE)
+    files.write_checksums(folder / CODE)
 
 
 def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:

@@ -138,9 +138,11 @@ def give_back(*arrays: Any) -> None:
 def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
     """Iterate over inputs [N, ...] in blocks of a few examples [k, ...], and release the pages after each block."""
     step = max(1, (entries or _ENTRIES) // max(1, x[:1].size))
+    pages = pages_of(x)
     for start in range(0, len(x), step):
         yield x[start : start + step]
-        give_back(x)
+        if pages is not None:
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:

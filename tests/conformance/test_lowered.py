@@ -171,7 +171,7 @@ def test_programs_have_few_distinct_products(model, name):
         texts = [
             jax.jit(function).trace(*given).lower(lowering_platforms=(platform,)).as_text()
             for function, given in (
-                (programs.beginning(), (simulation._run_keys([0]), *rows)),
+                (programs.function("start", len(clients)), (simulation._run_keys([0]), *rows)),
                 (programs.function("advance", programs.execution.block), (state, values, inputs, rounds)),
                 (programs.function("test", many), (state, *rows)),
             )

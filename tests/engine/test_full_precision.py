@@ -38,7 +38,7 @@ def test_the_first_states_have_the_precision_of_the_platform():
     for platform in ("cpu", "cuda"):
         programs, (_, values, own, _) = simulation._on(platform, 1)
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-        found[platform] = precisions(jax.jit(programs.beginning()).lower((keys, None), values.hp, own))
+        found[platform] = precisions(jax.jit(programs.function("start", 3)).lower((keys, None), values.hp, own))
     assert set(found["cpu"]) == {"DEFAULT"}
     assert found["cuda"] == ["HIGHEST"] * len(found["cpu"])
 

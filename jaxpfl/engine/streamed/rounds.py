@@ -406,7 +406,7 @@ class Blocks:
         """Yield each block's rows, and one run's initial state with the clients of the block, leaves [1, ...]."""
         for of in self.all_rows():
             given = (keys, hp, self.data(of, "start"))
-            state = self.programs.start(1, given)(*given)
+            state = self.programs.get("start", 1, given)(*given)
             real = of[of < self._clients]
             clients = jax.tree.map(lambda a, real=real: np.asarray(a)[:, : len(real)], state.clients)
             yield real, state._replace(clients=clients)

@@ -106,7 +106,8 @@ class Sweep:
         if force and (folder / FILE).exists():
             clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
-        run_folder.write_code(folder, definition.texts())
+        if texts := definition.texts():
+            run_folder.write_code(folder, texts)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices, so Ray's workers must use the same number.
         versions |= {"devices": len(jax.devices())}
