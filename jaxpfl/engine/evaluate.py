@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,20 +87,24 @@ Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
 
 
 def score_all(
-    algorithm: Algorithm, task: Task, plan: RoundPlan, split: Part, state: RunState, hp: PyTree, clients: Clients
-) -> Scores:
-    """Score clients on one split.
+    algorithm: Algorithm, task: Task, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients
+) -> dict[Part, Scores]:
+    """Score clients on their test and validation examples.
 
-    Personalization uses the training and validation examples only. Its random stream depends on the client, but not on
-    the round or the split. Its mini-batches are drawn as in a client's first round.
+    The result has no validation scores if no client has validation examples. Personalization uses the training and
+    validation examples only. Its random stream depends on the client, but not on the round. Its mini-batches are drawn
+    as in a client's first round.
     """
 
-    def score(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
-        splits, client_id, per_client, examples = data
+    def score(client: Client, today: Today, own: PyTree, given: tuple[Any, ...]) -> dict[Part, Scores]:
+        splits, client_id, per_client, test = given
         personal = personalize_client(plan.model, client, today, client_id, per_client, own, splits)
-        return score_client(algorithm, client, task, today, personal, examples)
+        scored: dict[Part, ClientData] = {"test": test}
+        if splits.validation.capacity:
+            scored["validation"] = splits.validation
+        return {part: score_client(algorithm, client, task, today, personal, data) for part, data in scored.items()}
 
-    return gather(_each_client(algorithm, plan, score, state, hp, clients, split), plan.groups)
+    return gather(_each_client(algorithm, plan, score, state, hp, clients, "test"), plan.groups)
 
 
 def personalize_all(
@@ -184,13 +188,12 @@ def adapt_all(
     algorithm: Algorithm,
     task: Task,
     plan: RoundPlan,
-    split: Part,
     state: RunState,
     hp: PyTree,
     clients: Clients,
     rounds: Array,
 ) -> Scores:
-    """Adapt and score unseen clients.
+    """Adapt unseen clients, and score them on their test examples.
 
     Each unseen client starts from ``Client.init`` and runs ``Client.update`` for ``rounds`` rounds. In each round, it
     receives the server's current message and uses the learning rate of the last round; with an ``lr_schedule``, it uses
@@ -205,7 +208,6 @@ def adapt_all(
       algorithm: the method.
       task: model, loss and metrics.
       plan: plan of a round, with the groups of the unseen clients.
-      split: split whose examples are scored.
       state: state of the run.
       hp: hyper-parameters of the run.
       clients: the unseen clients' data.
@@ -220,7 +222,7 @@ def adapt_all(
         today = today._replace(welcome=per_client)
     elif jax.tree.leaves(per_client):
         raise JaxpflError("unseen clients are not supported: the method's server sends each client its own message")
-    data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
+    data = [(f.splits, f.test, jnp.asarray(f.client_ids)) for f in clients.federations]
     states = _copies(plan, state.clients) if algorithm.pooled else ((),) * len(data)
     work = partial(adapt_client, algorithm, task, plan.model)
     return gather(_each_group(algorithm, plan, work, today, states, data), plan.groups)

@@ -369,12 +369,10 @@ def train(
         processes.agree("fit's", _comparable(spec))
     state = simulation.init(spec.seeds)
     evaluated: list[Evaluated] = []
-    validates = bool(np.asarray(federation.validation.size).any())
     for stop in milestones(0, spec.rounds, spec.eval_every or spec.rounds):
         state, history = simulation.advance(state, stop - (evaluated[-1].round if evaluated else 0))
-        scores = simulation.evaluate(state)
-        validation = simulation.evaluate(state, "validation") if validates else None
-        evaluated.append(Evaluated(stop, history, scores, validation))
+        scores = simulation.evaluate_splits(state)
+        evaluated.append(Evaluated(stop, history, scores["test"], scores.get("validation")))
         for callback in callbacks:
             callback(evaluated[-1])
         if patience is not None:

@@ -26,13 +26,12 @@ from jaxpfl.support import processes
 from jaxpfl.support.errors import OutOfMemoryError, is_exhausted
 from jaxpfl.support.host_memory import readable
 
-Name = Literal["start", "advance", "test", "validation", "personal", "clusters", "unseen"]
+Name = Literal["start", "advance", "scores", "personal", "clusters", "unseen"]
 
 _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "start": (("init",), ("init", "broadcast")),
     "advance": (("update", "idle", "gradients"), ("broadcast", "update")),
-    "test": (("personalize", "predict"), ("broadcast", "predict_global")),
-    "validation": (("personalize", "predict"), ("broadcast", "predict_global")),
+    "scores": (("personalize", "predict"), ("broadcast", "predict_global")),
     "personal": (("personalize",), ("broadcast",)),
     "clusters": (("cluster",), ("broadcast",)),
     "unseen": (("init", "update", "personalize", "predict", "gradients"), ("broadcast", "welcome", "predict_global")),
@@ -181,10 +180,10 @@ class Programs:
         elif name == "clusters":
             one = partial(cluster_all, algorithm, plan)
         elif name == "unseen":
-            one = partial(adapt_all, algorithm, of.task, plan._replace(groups=of.unseen), "test")
+            one = partial(adapt_all, algorithm, of.task, plan._replace(groups=of.unseen))
         else:
-            assert name in ("test", "validation")
-            one = partial(score_all, algorithm, of.task, plan, name)
+            assert name == "scores"
+            one = partial(score_all, algorithm, of.task, plan)
         chosen = self._plan_of(name)
         runs = partial(over_runs, one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
         more = {"apart": of.placement.model is not None, "linear": self._linear(name)}

@@ -266,16 +266,29 @@ class Simulation:
         return state, joined
 
     def evaluate(self, state: RunState, split: Part = "test", *, attackers: bool = False) -> Scores:
-        """Score every client in every run; return ``scores[model][metric]``, arrays [S, m].
+        """Score every client in every run on one split, as `evaluate_splits` does.
+
+        Raises:
+          JaxpflError: for the split validation, if no client has validation examples.
+        """
+        scores = self.evaluate_splits(state, attackers=attackers)
+        if split not in scores:
+            raise JaxpflError("the clients have no validation examples: give validation_share to federate")
+        return scores[split]
+
+    def evaluate_splits(self, state: RunState, *, attackers: bool = False) -> dict[Part, Scores]:
+        """Score every client in every run on its test examples and, if there are any, on its validation examples.
 
         If some clients attack, their scores are NaN.
 
         Args:
           state: state after any round.
-          split: split whose examples are scored.
           attackers: whether to score the attackers instead; the scores of the honest clients are then NaN.
+
+        Returns:
+          The scores as ``scores[split][model][metric]``, arrays [S, m].
         """
-        scores = self._read(split, state, Clients(self._scored.federations))
+        scores = self._read("scores", state, Clients(self._scored.federations))
         if self.attackers is None:
             return scores
         left_out = ~self.attackers if attackers else self.attackers
@@ -461,7 +474,7 @@ class Simulation:
         """
         check_states(self._state_shapes(runs), self.placement, runs)
 
-    def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
+    def compile(self, seeds: Sequence[int], *scores: Literal["scores", "unseen"]) -> None:
         """Compile the programs of `init`, `advance` and the named scores before the first call.
 
         Raises:

@@ -253,11 +253,11 @@ class Ahead(AbstractContextManager["Ahead"]):
 
     def _compile(self, made: Future[Simulation]) -> None:
         config = self._experiment.config
-        splits: list[Literal["test", "validation", "unseen"]] = [*self._experiment.scored_splits]
+        scores: list[Literal["scores", "unseen"]] = ["scores"]
         if self._experiment.unseen is not None:
-            splits.append("unseen")
+            scores.append("unseen")
         with suppress(Exception):
-            made.result().compile(range(config.seed, config.seed + require(config.seeds)), *splits)
+            made.result().compile(range(config.seed, config.seed + require(config.seeds)), *scores)
 
 
 def _same_types(one: Federation, other: Federation) -> bool:

@@ -355,16 +355,15 @@ def _evaluate(
       The scores on test examples, the scores on validation examples (None if there are none), and the record of the
       means over clients (one value per seed).
     """
-    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    splits = jax.tree.map(np.asarray, simulation.evaluate_splits(state))
+    scores, validation = splits["test"], splits.get("validation")
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
     for which, metrics in scores.items():
         for metric in experiment.task.metrics:
             record[f"{labels[which]}_{metric}"] = mean_over_clients(metrics[metric])
-    validation = None
-    if experiment.federation.validation.capacity:
+    if validation is not None:
         headline = experiment.headline
-        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")))
         record[headline.validation] = mean_over_clients(validation["after"][headline.name])
     return scores, validation, record
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -102,11 +102,6 @@ class Experiment(NamedTuple):
         """Main metric, by which reports compare methods and settings are selected."""
         name, task = self.task.headline, self.task
         return HEADLINES.get(name, Headline(name, task.lower, percent=False))
-
-    @property
-    def scored_splits(self) -> tuple[Literal["test", "validation"], ...]:
-        """Splits with examples on which models are scored."""
-        return ("test", "validation") if self.federation.validation.capacity else ("test",)
 
     def simulation(self, name: str) -> Simulation:
         """Return the simulation of one method."""

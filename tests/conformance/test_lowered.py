@@ -173,7 +173,7 @@ def test_programs_have_few_distinct_products(model, name):
             for function, given in (
                 (programs.function("start", len(clients)), (simulation._run_keys([0]), *rows)),
                 (programs.function("advance", programs.execution.block), (state, values, inputs, rounds)),
-                (programs.function("test", many), (state, *rows)),
+                (programs.function("scores", many), (state, *rows)),
             )
         ]
         found = [re.findall(r"= (stablehlo\.(?:dot_general|convolution).*)", text) for text in texts]

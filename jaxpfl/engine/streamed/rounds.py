@@ -304,7 +304,7 @@ def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
 _BYTES = 64 * 2**20
 """Largest number of bytes of a block's states and examples. Drawing initial states takes several times as much."""
 _SPLITS = ("train", "validation", "test")
-_READ = {"test": _SPLITS, "start": ()}
+_READ = {"scores": _SPLITS, "start": ()}
 """Splits that a program reads. A program that is not listed reads the training and validation examples."""
 
 

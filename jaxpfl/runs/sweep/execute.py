@@ -216,7 +216,7 @@ def _run(
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
-    simulation.compile(seeds, *ready.experiment.scored_splits)
+    simulation.compile(seeds, "scores")
     # From here on, the clock measures only programs that are compiled later, at their first use.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
@@ -427,10 +427,8 @@ def measure(
       For each run, its results by name. Scores, losses and gradients are means over clients unless the name states
       another statistic; bytes and steps are totals over clients.
     """
-    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
-    validation = None
-    if "validation" in experiment.scored_splits:
-        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
+    splits = jax.tree.map(np.asarray, simulation.evaluate_splits(state))
+    scores, validation = splits["test"], splits.get("validation", {}).get("after")
     counts = simulation.counts(state)
     gradients = simulation.gradients(state)
     up, down = simulation.bytes_per_client()

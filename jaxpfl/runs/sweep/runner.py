@@ -83,7 +83,7 @@ def _compile_group(group: Group, loaded: Data) -> Prepared:
     """Prepare a group, and compile its programs, which the process then caches."""
     ready = prepare_group(group, loaded)
     with contextlib.suppress(Exception):
-        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.experiment.scored_splits)
+        ready.simulation(slice(None)).compile([run.seed for run in group.runs], "scores")
     return ready
 
 
