@@ -221,7 +221,7 @@ def test_own_task():
         jaxpfl.fit("fedavg", federation, task=own._replace(headline="accuracy"), **settings)
 
 
-@pytest.mark.parametrize("times", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_overflowing_predictions_score_worst_not_as_absent(times):
     """A mean loss of NaN, and an infinite rmse."""
     huge = Model(
@@ -232,6 +232,8 @@ def test_overflowing_predictions_score_worst_not_as_absent(times):
     result = jaxpfl.fit("local", clients_of(LABELS["regression"]), **QUICK | given)
     assert (result.personalized_score == np.inf).all()
     assert (result.mean() == np.inf).all()
+    scores = result.scores["after"]
+    assert all((scores[name] == np.inf).all() for name in ("loss", "mae") if name in scores)
 
 
 def simulation(method, data, model, task, **settings):

@@ -302,13 +302,12 @@ def score_client(
     )
     count = examples.size
     means = {name: _means(task, totals, count) for name, totals in sums.items()}
-    pooled = isinstance(task.metrics.get(task.headline), Pooled)
-    if not task.has_classes and not pooled and task.headline in means["after"]:
-        # NaN means that a client has no examples, so a diverged model gets the worst score instead of NaN.
-        worst = jnp.inf if task.lower else -jnp.inf
-        for scores in means.values():
-            score = scores[task.headline]
-            scores[task.headline] = jnp.where(jnp.isnan(score) & (count > 0), worst, score)
+    # NaN means that a client has no examples, so a diverged model gets the worst score instead of NaN.
+    worst = {"loss": jnp.inf, "mae": jnp.inf, task.headline: jnp.inf if task.lower else -jnp.inf}
+    for scores in means.values():
+        for name, value in worst.items():
+            if name in scores and not isinstance(task.metrics.get(name), Pooled):
+                scores[name] = jnp.where(jnp.isnan(scores[name]) & (count > 0), value, scores[name])
     if any(isinstance(metric, PerClient) for metric in task.metrics.values()):
         rows, y = passes.each(lambda x, y, valid: (predictions(x, y, valid), y), examples)
         for name, values in rows.items():

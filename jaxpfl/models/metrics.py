@@ -4,8 +4,7 @@ A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client
 A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``. The mask ``valid`` [n] is true
 for real examples; padded predictions and labels must be ignored. A `Pooled` metric is a ratio of two sums over a
 client's examples. A score is NaN if it is not defined, such as the AUC of a client with a single class; means over
-clients omit these clients. Predictions that are not finite get the worst score. Exceptions are the MAE and the loss per
-example, which are NaN for predictions of NaN.
+clients omit these clients. Predictions that are not finite get the worst score.
 """
 
 from __future__ import annotations
