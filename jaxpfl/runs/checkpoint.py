@@ -208,8 +208,6 @@ def restore(
     """
     if not processes.several():
         assert checkpoints is not None
-        if not checkpoints.rounds():
-            return first, 0.0
         # The stored state does not depend on the number of devices, so a run may continue with more or fewer.
         state, seconds = checkpoints.restore(simulation.checkpointed(first), most, say)
         return simulation.adopt(state), seconds
