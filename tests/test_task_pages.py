@@ -37,7 +37,7 @@ def quicken(code: str) -> str:
 def run_block(kind: str, code: str, folder: Path) -> None:
     """Run a block of a page in this process, which compiles a program once for all blocks.
 
-    A block of TOML is a file that its first line names, as a block of Python may be; a loop of the shell runs in one.
+    A block of TOML is a file that its first line names, as a block of Python may be; loops run in a shell.
     """
     first = code.partition("\n")[0].removeprefix("# ")
     if kind == "toml":
@@ -46,12 +46,15 @@ def run_block(kind: str, code: str, folder: Path) -> None:
         file = folder / (first if first.endswith(".py") else "block.py")
         file.write_text(code)
         runpy.run_path(str(file), run_name="__main__")
-    elif all(line.startswith("jaxpfl ") for line in code.splitlines()):
-        for line in code.splitlines():
-            main(shlex.split(line)[1:])
     else:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        subprocess.run(["bash", "-euo", "pipefail", "-c", code], env={**os.environ, "PATH": path}, check=True)
+        for command in [code] if code.startswith("for ") else code.splitlines():
+            if command.startswith("jaxpfl "):
+                main(shlex.split(command)[1:])
+            else:
+                path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+                subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", command], env={**os.environ, "PATH": path}, check=True
+                )
 
 
 @pytest.mark.parametrize("name", TASK_PAGES)

@@ -253,10 +253,14 @@ def _near(
 
     # At equal epsilon z is nearly proportional to q sqrt(number of mini-batches).
     z = like.noise_multiplier * demand(silo) / demand(like)
+    # Secant method for the middle of the accepted range; at first, epsilon is taken to be proportional to 1 / z.
+    slope, last = -1.0, None
     for _ in range(_TRIES):
         got = mechanism.plan(replace(silo, noise_multiplier=z)).epsilon(delta, accountant)
         if epsilon * _CLOSE <= got <= epsilon:
             return z
-        # Epsilon is nearly proportional to 1 / z: aim at the middle of the accepted range.
-        z *= got / (epsilon * (1 + _CLOSE) / 2)
+        here = math.log(z), math.log(got / (epsilon * (1 + _CLOSE) / 2))
+        if last is not None:
+            slope = (here[1] - last[1]) / (here[0] - last[0])
+        z, last = math.exp(here[0] - here[1] / slope), here
     return None
