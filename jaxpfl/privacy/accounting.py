@@ -379,7 +379,10 @@ class PrivacyPlan:
             return theorem5_epsilon(slope, delta)
         if accountant == "pld" and delta < SMALLEST_DELTA:
             raise JaxpflError(f"pld cannot resolve a delta below {SMALLEST_DELTA:g}, got {delta:g}: use rdp")
-        return _epsilon(self, delta, accountant)
+        plan = self
+        if isinstance(self.noise, CentralNoise):  # epsilon is computed once for all clipping norms
+            plan = replace(self, noise=replace(self.noise, clipping_norm=None))
+        return _epsilon(plan, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
         """Create a dp-accounting accountant for this plan's relation.
