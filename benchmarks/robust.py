@@ -84,7 +84,7 @@ def _study(
         return
     key = f"{method} {aggregate}"
     done = {row["attack"] for row in results.get(key, [])}
-    attacks = ATTACKS[:1] if method == "local" else ATTACKS[1:3] if settings["quick"] else ATTACKS
+    attacks = ATTACKS[:1] if method == "local" else ATTACKS[1:2] if settings["quick"] else ATTACKS
     lacking = [attack for attack in attacks if attack not in done]
     if not lacking:
         return

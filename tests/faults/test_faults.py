@@ -1,20 +1,22 @@
 """Faults while a run, a sweep, a study or a store of clients is written, at calls chosen by a seed.
 
 `JAXPFL_FAULTS=all` visits every call; `python tests/faults/visit.py` prints counts, and those of more jobs and faults
-are in ``benchmarks/results/faults_cpu2.json``.
+are in ``benchmarks/results/faults_cpu2.json``. The smallest writers are visited at every call.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import JOBS, Harness, Point
+from harness import HERE, JOBS, Harness, Point, library
 
 SAMPLE = {"kill": 2, "full": 1, "read-only": 1, "vanish": 1, "term": 1, "broken": 1}
 """Points of a job."""
@@ -66,3 +68,19 @@ def test_nothing_is_lost_beyond_the_last_checkpoint(
 def test_a_jump_of_the_clock_a_slow_disk_and_little_memory(harness: Harness, point: Point) -> None:
     found = harness.visit(JOBS["run"], point)
     assert (found.status == 0) == (point.fault != "memory")
+
+
+@pytest.mark.slow
+def test_each_call_of_the_smallest_writers(tmp_path: Path) -> None:
+    try:
+        preloaded = os.environ | {"LD_PRELOAD": str(library(tmp_path))}
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the faults are a preloaded library, compiled by gcc on Linux: {error}")
+    command = [sys.executable, str(HERE / "writers.py")]
+    done = subprocess.run(command, env=preloaded, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    for name in ("json", "metrics", "journal"):
+        for fault in ("kill", "full", "broken", "read-only"):
+            assert counts[f"{name} {fault} old"] > 0
+            assert counts[f"{name} {fault} new"] > 0

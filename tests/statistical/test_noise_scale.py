@@ -1,7 +1,9 @@
 """The noise that a round adds has the scale that is accounted: a Kolmogorov-Smirnov test takes it, and refuses others.
 
-Each test refuses right code with probability 1e-4 (its level); with 4000 entries, scales 2/3 and 3/2 of the right one
-are refused with a probability that differs from one by less than 1e-30.
+Each test of it refuses right code with probability 1e-4 (its level); with 4000 entries, scales 2/3 and 3/2 of the right
+one are refused with a probability that differs from one by less than 1e-30. The sampling of the engine is the sampling
+that is accounted: each client independently, at the stated rate. Its seeds are fixed; right code passes each bound with
+probability above 1 - 1e-5.
 """
 
 from dataclasses import replace
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl import METHODS, ExecutionPlan, LocalWork, Model, Simulation, Task, stack_clients
-from jaxpfl.core.participation import Participation, full, poisson
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Model, Simulation, Task, stack_clients
+from jaxpfl.core.participation import Participation, full, of, poisson
 from jaxpfl.core.types import PyTree
 from jaxpfl.models import classification
 from jaxpfl.privacy import Mechanism, privatize
@@ -129,3 +131,73 @@ def test_the_noise_of_a_sum_whose_count_is_released_too():
     mechanism = Mechanism(Z, C, quantile=0.5, count_stddev=1.0)
     z_sum = float(mechanism.noise_multiplier_of_sum)
     assert pytest.approx(1 / z_sum**2 + 1 / 2.0**2) == 1 / Z**2
+
+
+M, RATE, ROUNDS = 20, 0.3, 4000
+IDS = jnp.arange(100, 100 + M)
+
+
+def taking_part(cap: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Participation, [ROUNDS, M] bool, and the number left out, [ROUNDS]."""
+    participation = poisson(M, RATE, cap)
+    assert participation.left_out is not None
+    keys = jax.random.split(jax.random.key(1), ROUNDS)
+    rows, left_out = jax.jit(
+        lambda keys: jax.lax.map(lambda k: (participation.sample(k, IDS), participation.left_out(k, IDS)), keys)
+    )(keys)
+    rows = np.asarray(rows)
+    assert (np.diff(rows, axis=1) >= 0).all(), "rows are sorted, empty slots last"
+    assert ((np.diff(rows, axis=1) > 0) | (rows[:, 1:] == M)).all(), "and distinct"
+    return (rows[:, :, None] == np.arange(M)).any(axis=1), np.asarray(left_out)
+
+
+def test_each_client_at_the_rate_independently():
+    here, left_out = taking_part()
+    assert not left_out.any()
+    # Each client's count is binomial: M two-sided tests at 1e-5 / M.
+    for count in here.sum(axis=0):
+        assert stats.binomtest(int(count), ROUNDS, RATE).pvalue > 1e-5 / M
+    # The size of a cohort is binomial(M, q): a chi-squared test on the sizes that are expected five times or more.
+    expected = ROUNDS * stats.binom.pmf(np.arange(M + 1), M, RATE)
+    common = expected >= 5
+    observed = np.bincount(here.sum(axis=1), minlength=M + 1)
+    table = np.append(observed[common], observed[~common].sum()), np.append(expected[common], expected[~common].sum())
+    assert stats.chisquare(*table).pvalue > 1e-5
+    # Pairs are uncorrelated: 190 correlations of standard error ROUNDS^-1/2; 6 of them leave 4e-7.
+    correlations = np.corrcoef(here.T.astype(float))[np.triu_indices(M, 1)]
+    assert np.abs(correlations).max() < 6 / ROUNDS**0.5
+
+
+def test_a_cap_takes_a_uniform_part_of_those_drawn():
+    cap = 5
+    drawn, _ = taking_part()
+    here, left_out = taking_part(cap)
+    assert (here <= drawn).all(), "the same draw"
+    np.testing.assert_array_equal(here.sum(axis=1), np.minimum(drawn.sum(axis=1), cap))
+    np.testing.assert_array_equal(left_out, drawn.sum(axis=1) - here.sum(axis=1))
+    full = drawn.sum(axis=1) == cap + 2
+    chances = here[full].sum(axis=0) / np.maximum(drawn[full].sum(axis=0), 1)
+    error = np.sqrt(cap / (cap + 2) * 2 / (cap + 2) / drawn[full].sum(axis=0))
+    assert (np.abs(chances - cap / (cap + 2)) < 5 * error).all()  # 20 clients at 5 standard errors: 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 11), "between 1 and the number of clients"),
+        ((10, 5, "binomial"), "unknown participation"),
+        ((10, 5, "full"), "cohort of all 10"),
+        ((10, 5, "uniform", 7), "cap = 7 requires participation = poisson"),
+        ((10, 5, "poisson", 11), "between 1 and 10"),
+        ((10, 5, "poisson", 0), "between 1 and 10"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(arguments, message):
+    with pytest.raises(JaxpflError, match=message):
+        of(*arguments)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_rates_that_are_none_are_refused(rate):
+    with pytest.raises(JaxpflError, match="must be > 0 and <= 1"):
+        poisson(10, rate)
