@@ -43,7 +43,7 @@ WRONG = [
     ("dropout", "0.1", "dropout must be a number, or one for each run, got '0.1'"),
     ("dropout", NAN, "dropout must be >= 0 and < 1, got nan"),
     ("dropout", [0.1, 1.0], "dropout must be >= 0 and < 1, got 1.0"),
-    ("dropout", [0.1, 0.2, 0.3], "dropout has 3 values for 1 runs: give one seed for each value"),
+    ("dropout", [0.1, 0.2, 0.3], "dropout must be one value, or a value for each of 1 seeds, got 3 values"),
     ("stragglers", [0.1, None], "stragglers must be a number, or one for each run, got"),
     ("stragglers", True, "stragglers must be a number, or one for each run, got True"),
     ("stragglers", -0.5, "stragglers must be >= 0 and <= 1, got -0.5"),

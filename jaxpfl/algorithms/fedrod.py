@@ -1,9 +1,9 @@
 r"""FedROD: a generic model for balanced classes, and an additional personal head for each client.
 
-Client i has n_ic training examples of class c. The generic model (phi, h) with logits g(x) is trained with the balanced
-softmax loss, and the server averages it. The personal head v_i, with logits v_i(x), takes the features of phi as input.
-It corrects g for the client's own classes and stays with the client. A step updates (phi, h) and v_i with two separate
-gradients:
+Client i has n_ic training examples of class c. The generic model consists of a body phi and a head h, and has the
+logits g(x) for an input x. It is trained with the balanced softmax loss, and the server averages it. The personal head
+v_i of client i takes the output of phi as input, and has the logits v_i(x). It corrects g for the client's own classes,
+and stays with the client. A step updates (phi, h) and v_i with two separate gradients:
 
 .. math::
    (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\
@@ -53,9 +53,8 @@ class Personal(NamedTuple):
 def fedrod(task: Task, work: LocalWork) -> Algorithm:
     """FedROD: a global model trained for balanced classes, and a personal head that adapts it to a client's classes.
 
-    The personalized model has the logits g + v_i. The global model has the logits g.
-
-    Personal heads are initialized with zero, so a new client predicts with g.
+    The global model is the generic model, with logits g(x). The personalized model adds the logits v_i(x) of client i's
+    personal head to g(x). Personal heads are initialized with zero, so a new client predicts with the generic model.
 
     Args:
       task: a classification task, whose model is split into body and head.

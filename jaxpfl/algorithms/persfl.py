@@ -275,7 +275,7 @@ def _two_stages(
         if lacking and (keeps or len(grid) > 1):
             raise JaxpflError(
                 f"{method} selects models on validation examples, but {lacking} of {federation.num_clients} clients "
-                "have none: set validation_share (or teacher = last with one temperature and one imitation)"
+                "have none: set validation_share, or set teacher = last and only one imitation and one temperature"
             )
 
     client = fedavg_client._replace(

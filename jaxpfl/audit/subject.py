@@ -161,7 +161,7 @@ class Subject:
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
         """Build the run's simulation with a changed algorithm.
 
-        Each call runs one round, so that the audit can read every release.
+        Its compiled program runs one round per call, so that the audit can read the release of every round.
 
         Args:
           change: function that changes the algorithm.

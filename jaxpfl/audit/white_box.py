@@ -198,9 +198,7 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries].
-
-    The entry `_COUNT`, [S, 1], is the sum over these clients of 1/2 if the change's norm is at most C, otherwise -1/2.
+    """Sum the clipped changes of all clients whose uploads arrived, separately in each of S runs.
 
     Args:
       subject: private run.
@@ -208,6 +206,10 @@ def _exact_sum(
       round: index of the round.
       arrived: whether each client's upload arrived, [S, m].
       limit: clipping norm C, [S].
+
+    Returns:
+      The sum of each leaf of the changes, [S, entries], by the leaf's name. A further array `_COUNT`, [S, 1], is a sum
+      over the same clients of 1/2 for a change whose norm is at most C, and -1/2 otherwise.
     """
     row_of = np.argsort(subject.ids)
     total: dict[str, np.ndarray] = {}

@@ -187,7 +187,7 @@ class Reduction(Enum):
 
 
 class Gradients(NamedTuple):
-    """Numbers of gradient evaluations in a client's functions, as the method declares them.
+    """Declared counts of a client's gradient evaluations: in a round, in personalization, and outside the cohort.
 
     The unit is one backward pass through one model on one mini-batch. An objective with several terms in one model
     counts once, and a step on k models counts k times. Forward passes alone are not counted, for example for the choice
@@ -224,7 +224,7 @@ class Client(NamedTuple):
         ``(key, hp, ctx, state, splits) -> (state, metrics)``. None if clients do not train outside the cohort.
       cluster: function that chooses the client's cluster, ``(hp, message, state, splits) -> [] int32``. None if clients
         choose no cluster.
-      gradients: numbers of gradient evaluations. If None, the numbers are not reported.
+      gradients: counts of the client's gradient evaluations. If None, reports omit them.
     """
 
     init: Callable[[Key, PyTree, ClientContext, Message], PyTree]

@@ -42,8 +42,8 @@ class Stored(NamedTuple):
 
     Attributes:
       federation: the clients; inputs and labels are memory-mapped.
-      source: data set from which the federation was made, with the name, kind of inputs and classes; the source's
-        arrays are the federation's arrays.
+      source: data set from which the federation was made, with the name, classes and kind of inputs in the manifest.
+        The manifest does not contain the data set's own arrays, so ``source`` has the federation's arrays instead.
       split: settings of the split (`Split`), by name; empty if unknown.
     """
 

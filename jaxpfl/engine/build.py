@@ -207,8 +207,8 @@ def _check_patience(patience: int, federation: Federation, kind: str) -> None:
 def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
     """Check that the learning rates of a private run do not depend on the size of the largest client.
 
-    With local epochs, a decaying rate counts the steps of the client with the most examples. Every upload would then
-    reveal this client's size.
+    With local epochs, a rate that decays over the run depends on the number of steps that the client with the most
+    examples takes. Every upload would then reveal this client's number of examples.
 
     Raises:
       JaxpflError: if a private run with ``local_epochs`` has a decaying rate; the message gives the remedy.

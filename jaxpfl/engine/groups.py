@@ -114,7 +114,11 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[slots], values)
 
     def resized(self, *, whole: bool) -> int | np.ndarray:
-        """Argument of `state.resize_rows`: all rows of the group's stack (``whole``), or the members' rows only."""
+        """Return the argument with which `state.resize_rows` adds or removes the unused rows of the group's stack.
+
+        Args:
+          whole: whether the result has all rows of the stack (True), or only a row for each member (False).
+        """
         if self.places is None:
             return self.rows if whole else self.size
         if not whole:

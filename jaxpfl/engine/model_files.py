@@ -277,7 +277,9 @@ class Models:
             return np.asarray(x)
         if record is None:
             shape = self.manifest["input_shape"]
-            raise JaxpflError(f"{self._folder}: the run had no table: pass arrays {['n', *shape]} to predict in Python")
+            raise JaxpflError(
+                f"the models in {self._folder} were not trained on a table: in Python, predict an array {['n', *shape]}"
+            )
         if isinstance(x, Mapping):
             import pandas
 

@@ -310,7 +310,7 @@ def check_values(name: str, value: Any, runs: int) -> None:
       JaxpflError: if the value is a list whose length is not the number of runs.
     """
     if np.ndim(value) and len(value) != runs:
-        raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
+        raise JaxpflError(f"{name} must be one value, or a value for each of {runs} seeds, got {len(value)} values")
 
 
 def rows_of(values: PyTree, runs: int) -> PyTree:

@@ -222,10 +222,11 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Create the private estimator of Theorem 4, with Theorem 3's weight computed from other clients' private messages.
+    """Create the private estimator of Theorem 4, for comparison only.
 
-    This estimator is for comparison only. The variance of the messages is never below mu (1 - mu). The weight is
-    therefore never below 1, and the estimate is never better than the client's own share.
+    A client's own share of ones gets the weight of Theorem 3, with mu and S2 computed from the other clients' private
+    messages. The variance of these messages is never below mu (1 - mu). The weight of the own share is therefore never
+    below 1, and the estimate is never better than the own share alone.
 
     Implements: Ozkara et al. 2023, Theorem 4.
     """

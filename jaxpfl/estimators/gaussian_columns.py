@@ -88,9 +88,10 @@ class Broadcast(NamedTuple):
 
 
 def personalized() -> Estimator:
-    """Create the estimator that combines a client's own mean with M in every column, with learned variances.
+    """Create the estimator that combines, in every column, a client's own mean with the weighted mean M of all clients.
 
-    The weight minimizes the mean squared error. Without any messages, the estimate is the client's own mean.
+    All variances are estimated from the messages, and the weight a_i minimizes the mean squared error for these
+    variances. Without any messages, the estimate is the client's own mean.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Sent]:

@@ -6,8 +6,9 @@ If the probabilities p and the centers mu are known, the optimal estimate is (Th
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
 If p and mu are unknown, they are fitted to the clients' messages. `em` fits them in one round, and `private` does so
-under central differential privacy. `alternating` is the paper's algorithm, which clusters estimates that are already in
-the convex hull of the centers. The error of `alternating` may therefore increase with every round.
+under central differential privacy. `alternating` is the paper's algorithm. From its second round on, it clusters the
+clients' posterior means. These are weighted means of the previous centers, so the new centers are closer to each other
+than the previous centers, and the error may increase with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """

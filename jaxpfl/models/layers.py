@@ -89,7 +89,7 @@ class Dense(nn.Module):
 
 
 class FeatureDense(nn.Module):
-    """`Dense` with the same parameters and features first: the inputs are [F, N], and the outputs [features, N]."""
+    """`Dense` layer for transposed arrays: inputs [F, N] and outputs [features, N]. The parameters are the same."""
 
     features: int
 

@@ -132,9 +132,9 @@ class Family(NamedTuple):
     Attributes:
       gamma: NamedTuple class of the two parameters, the location ``mu`` and then the scale. The name of the second
         field is also the name of the scale's metric in reports.
-      penalty: the function `Prior.penalty`, minus the log density.
-      sample: the function `Prior.sample`.
-      prox: the function `Prior.prox`.
+      penalty: the prior's function `Prior.penalty`, which computes the negative logarithm of the density.
+      sample: the prior's function `Prior.sample`.
+      prox: the prior's function `Prior.prox`.
       descend: function ``(rate, gamma, theta) -> mu`` that takes one natural-gradient step on the location.
       locate: function ``(thetas [C, ...], valid [C]) -> mu`` that returns the maximum-likelihood location; the result
         is arbitrary if no model is valid.

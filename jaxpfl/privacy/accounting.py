@@ -473,11 +473,11 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     """Scale a plan's noise to the smallest amount for which epsilon at this delta is at most the target.
 
     Args:
-      plan: plan whose noise is scaled. The result does not depend on the plan's initial amount of noise, except that
-        per-step noise keeps the ratio of its standard deviations, and adaptive clipping keeps its noise on the count of
-        clipped updates.
+      plan: plan whose noise is scaled. The amount of noise in this plan does not affect the result, with two
+        exceptions. Noise in every step keeps the ratio of its standard deviations (`PerStepNoise`). Adaptive clipping
+        keeps the noise on the count of uploads with norm at most C (``count_stddev``).
       epsilon, delta: privacy target.
-      accountant: accountant to invert; ``paper`` inverts Theorem 5, which is not a valid bound.
+      accountant: accountant to invert. ``paper`` inverts Theorem 5 of Ozkara et al. 2023, which is not a valid bound.
 
     Returns:
       The plan with a noise multiplier that is at least the required value, and usually within a relative 1e-4 of it.

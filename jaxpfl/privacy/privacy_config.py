@@ -72,7 +72,8 @@ class PrivacyConfig(NoiseSettings, _Budget):
                     raise JaxpflError(f"privacy.{field.name} = {value} requires privacy.unit = user, got example")
             for name in ("noise_multiplier", "clipping_norm"):
                 if np.ndim(getattr(self, name) or 0):
-                    raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
+                    numbers = shown(getattr(self, name))
+                    raise JaxpflError(f"privacy.{name} must be one number if privacy.unit = example, got {numbers}")
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta is missing: a privacy claim consists of epsilon and delta")
         if self.epsilon is not None:

@@ -196,7 +196,7 @@ def _config(settings: dict[str, Any], spec: RunSpec, federation: Federation, fol
         if value is None or isinstance(value, (str, int, float, *allowed)):
             return value
         words = f"{name} must be a string or a number in a stored run, got a {type(value).__name__}"
-        raise JaxpflError(f"{words}: {instead or 'leave out output'}")
+        raise JaxpflError(f"{words}: {instead or 'call fit without output'}")
 
     own = "put it into a file and write FILE.py:NAME"
     if METHODS.get(spec.method.name) != spec.method and not spec.method.source:

@@ -43,7 +43,9 @@ def adapt(
         raise JaxpflError(f"--adapt requires the run that trained the models: {folder} is not a run folder")
     run = open_run(folder)
     if run.record["data"] != models.manifest["data"]:
-        raise JaxpflError(f"the models are not those of the run in {folder}: export it again")
+        raise JaxpflError(
+            f"the models were exported from a run on other data than {folder}: name that run, or export {folder} again"
+        )
     experiment, name = run.experiment(), models.method
     columns, federation = experiment.columns, experiment.federation
     target = target or run.config.target

@@ -192,7 +192,10 @@ def spectrum(graph: Graph) -> Spectrum:
 def components(graph: Graph, joined: Any) -> np.ndarray:
     """Compute the connected components after removing all edges for which ``joined`` [M] is false.
 
-    In the network lasso, ``joined`` is true for the edges whose w is zero.
+    Args:
+      graph: graph with N nodes and M edges.
+      joined: mask of the edges to keep, [M]. For the network lasso, these are the edges whose difference of models
+        (a row of W, see above) is zero.
 
     Returns:
       The index of each node's component, [N]. Components are numbered in the order of their first nodes.

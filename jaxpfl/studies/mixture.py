@@ -380,7 +380,10 @@ def kind_tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_kinds(folder: Path, made: Kinds) -> list[Path]:
-    """Write ``estimates.csv`` into the parent of the plots' folder, and plot the clients' estimates by kind."""
+    """Write ``estimates.csv`` into the parent of the plots' folder, and plot the clients' estimates.
+
+    Each kind (mixture component) has its own color.
+    """
     own_clients.write_table(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
     labels = ("local estimate", "personalized estimate") if flat else [f"local {literal(n)}" for n in names[:2]]

@@ -120,7 +120,7 @@ def test_a_fit_that_ctrl_c_stops_is_resumed(federation, tmp_path) -> None:
 REFUSED = [
     ({"model": nn.Dense(10)}, "model must be a string or a number in a stored run, got .*write FILE.py:NAME"),
     ({"method": jaxpfl.METHODS["fedavg"]._replace(name="own")}, "method must be .*: put it into a file and write"),
-    ({"lr": [0.1, 0.2]}, r"lr must be a string or a number in a stored run, got .*: leave out output"),
+    ({"lr": [0.1, 0.2]}, r"lr must be a string or a number in a stored run, got .*: call fit without output"),
     ({"hyper": {"lr": np.array([0.1, 0.2])}}, "fedavg.lr must be a string or a number"),
     ({"seeds": [0, 2]}, "seeds must be consecutive numbers"),
     ({"seeds": [1, 0]}, "seeds must be consecutive numbers"),

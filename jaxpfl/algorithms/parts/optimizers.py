@@ -25,9 +25,9 @@ correction:
 In contrast, optax's ``adam`` and ``yogi`` correct the bias.
 
 A client that keeps its optimizer states begins a round with the momentum or the moments from the end of its previous
-round in the cohort. That round may be long ago, and the new round starts from a different model. Rounds outside the
-cohort (`Client.idle`) and personalization begin with new optimizer states and do not change the kept states. The kept
-states never leave the client.
+round in the cohort. That round may be long ago, and the new round starts from a different model. When a client trains
+outside the cohort (`Client.idle`) or personalizes its model, it begins with new optimizer states, and does not change
+the kept states. The kept states never leave the client.
 """
 
 from __future__ import annotations

@@ -267,7 +267,11 @@ def text_of(path: Path, encoding: str | None = None) -> str:
 
 
 def _separator(first: str) -> Separator:
-    """Return the separator that divides the first line into the most names; a space only without other separators."""
+    """Detect the separator from the first line: the tab, semicolon, bar or comma that occurs most often outside quotes.
+
+    If the line has none of them, cells are separated by whitespace if the line contains a space and no quotation mark,
+    and otherwise by commas.
+    """
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
     counts = []
     for mark in (SEPARATORS[name] for name in marks):

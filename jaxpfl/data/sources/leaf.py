@@ -272,7 +272,18 @@ def kind_of(users: Users, folder: Path) -> str:
 def _concatenate(
     users: Users, encode: Callable[..., Any], names: list[str], folder: Path, usual: _Encoded | None
 ) -> _Encoded:
-    """Encode all users' examples in the order of their names; all inputs must match ``usual`` in shape and dtype."""
+    """Encode the examples of all users and concatenate them in the order of ``names``.
+
+    Args:
+      users: examples of each user by name.
+      encode: function that encodes the inputs and labels of one user.
+      names: names of the users; a user's index in this list is stored with each of the user's examples.
+      folder: folder of the files, for error messages.
+      usual: encoded examples whose shape and dtype all inputs must have; None for those of the first user.
+
+    Raises:
+      JaxpflError: if a user's inputs have another shape or dtype.
+    """
     parts: list[_Encoded] = []
     for number, name in enumerate(names):
         own_x, own_y = users.get(name, ([], []))

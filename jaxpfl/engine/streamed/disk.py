@@ -87,7 +87,10 @@ class RowFile:
         return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copy the rows with these k numbers to an array [k, ...]. Row j of run s has the number s m + j.
+        """Copy rows to a new array [k, ...].
+
+        Args:
+          numbers: numbers of the rows, [k]. The state of client j in run s is row number s m + j, with m clients.
 
         Raises:
           JaxpflError: if the file has become shorter.

@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
     """A drawn cohort.
 
     Attributes:
-      rows: rows of the cohort's clients, [K]; m in empty slots.
+      rows: row of each slot's client among the m clients, [K]; the number m marks an empty slot.
       left_out: number of clients for which there was no slot; None if the sampling never leaves clients out.
     """
 
@@ -309,7 +309,9 @@ _READ = {"scores": _SPLITS, "start": ()}
 
 
 class Blocks:
-    """Programs that run over all clients of a federation on the host, in blocks with the same number of clients.
+    """Programs that run over all clients of a federation that is stored on the host, not on the devices.
+
+    They run on one block of clients after another. All blocks have the same number of rows.
 
     Attributes:
       placement: placement of a block's rows on the devices.

@@ -177,7 +177,8 @@ def level_within(value: Scalar, kind: Any = None) -> None:
       kind: floating-point type in which quantiles are computed; by default JAX's default type.
 
     Raises:
-      JaxpflError: if a level is outside (0, 1), or a tail probability is smaller than 16 rounding errors of 1.
+      JaxpflError: if a level is outside (0, 1), or the probability (1 - level) / 2 of a tail is smaller than 16 machine
+        epsilons of ``kind``.
     """
     inside("level", value)
     if isinstance(value, Tracer):

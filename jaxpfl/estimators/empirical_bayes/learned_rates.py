@@ -7,10 +7,11 @@ and the interval's endpoints are quantiles of the mixture.
 
 **Probabilities**: p_i is Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
 
-- The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`.
-  This prior is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho /
-  \mu`, the prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on
-  populations in which nearly all p_i are zero.)
+- The prior of rho given mu has the density :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu
+  (1 - \mu)`. At mu = 1/2 this density falls only by a factor of four from rho = 0 to rho = 1. For rare events (small
+  mu), :math:`c = \rho / \mu` is the squared coefficient of variation of the p_i, and the prior density of c is about
+  :math:`4 / (4 + c)^2`, as for rates below. (A prior flat in rho would put nearly all mass on populations in which
+  nearly all p_i are zero.)
 - The prior of mu is :math:`1 / \mu` for the lower endpoint and :math:`1 / (1 - \mu)` for the upper endpoint. For rho =
   0 these priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
 
@@ -25,9 +26,9 @@ variation c.
 
   .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
 
-  with the clients' mean exposure :math:`\bar e` and the pooled rate :math:`\hat\mu`. The numerator leaves the prior of
-  c unchanged at the pooled rate. Without the denominator the posterior would be improper for c above the number of
-  clients.
+  with the clients' mean exposure :math:`\bar e` and the pooled rate :math:`\hat\mu` (all events divided by the sum of
+  all exposures). At :math:`\mu = \hat\mu` this fraction is 1 for every c, because of the numerator, so that it favors
+  no c there. Without the denominator the posterior would be improper for c above the number of clients.
 
 References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for a similar prior;
 Clopper and Pearson 1934; Garwood 1936, "Fiducial limits for the Poisson distribution".

@@ -409,7 +409,17 @@ def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture
 
 
 def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[NormalMixture, Array]:
-    """Mixture of the components N(means, sds^2), [K] each, with maximum-likelihood weights, and the weights' slack."""
+    """Fit the weights of a mixture of given components by maximum likelihood.
+
+    Args:
+      x, s: estimates and their standard errors, [m] each.
+      w: weights of the clients, [m].
+      means, sds: means and standard deviations of the components, [K] each.
+
+    Returns:
+      mixture: mixture of these components with the fitted weights.
+      slack: upper bound on how far the mean log likelihood is below its maximum, as in `NormalMeans`.
+    """
     even = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
     if len(x) > grid.MANY:
         x, s, w = grid.binned(x, s, w)

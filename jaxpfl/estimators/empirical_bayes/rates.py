@@ -525,7 +525,7 @@ _LARGE = 16.0
 
 
 def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
-    """Log ratio of the probabilities of z in n trials under Beta(mu size, (1 - mu) size) and under p = z / n.
+    """Log probability of z successes in n trials if p ~ Beta(mu size, (1 - mu) size), minus its value for p = z / n.
 
     Arguments are broadcast.
     """
@@ -543,7 +543,7 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
 
 
 def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
-    """Log ratio of the probabilities of a count z in an exposure e under Gamma(mu size, size) and at the rate z / e.
+    """Log probability of z events in an exposure e if rate ~ Gamma(mu size, size), minus its value for rate = z / e.
 
     Arguments are broadcast.
     """
@@ -565,14 +565,20 @@ def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
 
 
 def _binomial(z: Array, n: Array, p: Array) -> Array:
-    """Log ratio of the probabilities of z in n trials at p and at z / n; arguments are broadcast."""
+    """Log probability of z successes in n trials, each with success probability p, minus its value for p = z / n.
+
+    Arguments are broadcast.
+    """
     z, n, p = jnp.broadcast_arrays(z, n, p)
     off = z / n - p
     return -n * (_gap(z / n, p, off) + _gap((n - z) / n, 1 - p, -off))
 
 
 def _poisson(z: Array, e: Array, rate: Array) -> Array:
-    """Log ratio of the probabilities of a count z in an exposure e at ``rate`` and at z / e; arguments broadcast."""
+    """Log probability of z events in an exposure e at this rate, minus its value for the rate z / e.
+
+    Arguments are broadcast.
+    """
     z, e, rate = jnp.broadcast_arrays(z, e, rate)
     return -e * _gap(z / e, rate, z / e - rate)
 

@@ -146,7 +146,7 @@ def entropy_term(q: Array) -> Array:
 
 @full_precision.products
 def divergences(q: Array, centers: Array) -> Array:
-    """Divergences ``KL(q_u || P_k)`` of histograms [c, d] from positive centers [k, d], [c, k]."""
+    """Divergences ``KL(q_u || P_k)``, [c, k], of c histograms q [c, d] from k positive centers P [k, d]."""
     return entropy_term(q)[:, None] - q @ jnp.log(centers).T
 
 

@@ -220,7 +220,8 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
     Args:
       stored: parsed content of the file.
       path: path of the file.
-      runs_code: whether to run the copies of the user's files. Otherwise, a definition with such files is not checked.
+      runs_code: whether to run the Python files of the user that are copied into the sweep's folder. If False, a
+        definition with such files is not checked.
 
     Raises:
       JaxpflError: if the definition is invalid, for example because it was edited by hand.
