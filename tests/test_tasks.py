@@ -382,6 +382,13 @@ def test_a_round_and_its_scores_are_those_of_numpy(x64):
     assert result.headline == "accuracy"
 
 
+def test_an_own_task_reads_tokens_as_integers():
+    """Also if the task does not give the type of its inputs."""
+    own = Task(bigram(), (T,), V, shifted_by_one, {"loss": shifted_by_one}, kind="own", headline="loss")
+    spec = RunSpec(method=METHODS["fedavg"], task=own)
+    assert task_of(spec, federation()).input_dtype == federation().train.examples.x.dtype == np.int32
+
+
 def test_a_client_without_labels_is_left_out_of_means():
     one, two = sequences(4, 1), sequences(4, 2)
     silent = two[0], np.full_like(two[1], -1)

@@ -34,8 +34,8 @@ class Audit(NamedTuple):
       claimed: claimed epsilon at the delta of ``game``.
       game: result of the game with many runs ("worlds"), some with one canary and some without.
       claimed_one_run: claimed epsilon at the delta of the one-run game, which is the claim's delta.
-      one_run: result of the one-run game, with many canaries.
-      cohorts: results of the tests of cohort sampling.
+      one_run: result of the one-run game, with many canaries; None if examples are protected.
+      cohorts: results of the tests of cohort sampling; empty if examples are protected.
       noise: results of the tests of the noise measured in the releases, or the reason why it cannot be measured.
       draws: results of the tests of the random draws that the program recorded: their keys, number and standard
         deviations.
@@ -47,7 +47,7 @@ class Audit(NamedTuple):
     claimed: float
     game: Game
     claimed_one_run: float
-    one_run: OneRunBound
+    one_run: OneRunBound | None
     cohorts: list[Finding]
     noise: Noise | str
     draws: list[Finding]
@@ -68,7 +68,8 @@ class Audit(NamedTuple):
                 "worlds": len(self.game.present) + len(self.game.absent),
                 "statistic": self.game.statistic,
             },
-            "one_run": _bound_json(one, self.claimed_one_run)
+            "one_run": one
+            and _bound_json(one, self.claimed_one_run)
             | {"canaries": one.canaries, "guesses": one.guesses, "correct": one.correct},
             "noise": {"not_checked": noise}
             if isinstance(noise, str)
@@ -126,8 +127,10 @@ def audit(
       JaxpflError: as in `games.play` and `games.one_run`; or if an argument is out of range, or a seed exceeds 32 bits.
     """
     claim = subject.claim
+    silos = subject.silo is not None
     games.check_worlds(worlds)
-    games.check_canaries(subject, canaries, canary_runs)
+    if not silos:
+        games.check_canaries(subject, canaries, canary_runs)
     for name, value in (("worlds_delta", worlds_delta), ("confidence", confidence)):
         checks.probability(name, value)
     if seed + 2 * worlds + canary_runs >= 2**32:
@@ -135,17 +138,21 @@ def audit(
     accountant = accountant or claim.default_accountant
     claimed, claimed_one_run = claim.epsilon(worlds_delta, accountant), claim.epsilon(delta, accountant)
     progress("cohorts and noise")
-    cohorts = white_box.cohorts(subject.run.cohorts, claim.sampling, seed=seed)
-    noise = white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
-    draws = white_box.draws(subject, seed=seed)
-    progress("many canaries in one run")
-    one_run = games.one_run(subject, canaries=canaries, delta=delta, confidence=confidence, seed=seed, runs=canary_runs)
+    cohorts, noise = [], white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
+    draws, one_run, seen = white_box.draws(subject, seed=seed), None, []
+    if not silos:
+        cohorts = white_box.cohorts(subject.run.cohorts, claim.sampling, seed=seed)
+        progress("many canaries in one run")
+        one_run = games.one_run(
+            subject, canaries=canaries, delta=delta, confidence=confidence, seed=seed, runs=canary_runs
+        )
+        seen = [("one run", one_run, claimed_one_run)]
     game = games.play(
         subject, worlds=worlds, delta=worlds_delta, confidence=confidence, seed=seed + canary_runs, progress=progress
     )
     against = [
         f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, but the claim is {said:.4g}"
-        for name, bound, said in (("worlds", game.bound, claimed), ("one run", one_run, claimed_one_run))
+        for name, bound, said in [("worlds", game.bound, claimed), *seen]
         if not bound.epsilon <= said  # a bound that is NaN counts against the claim
     ]
     findings = cohorts + draws

@@ -24,7 +24,7 @@ the claim's own delta, but the bound is looser.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.audit.subject import Change, Round, Subject, leaf_vectors, recorded, rounds
+from jaxpfl.audit.silos import silo_scores
+from jaxpfl.audit.subject import Change, Round, Scores, Subject, coin, leaf_vectors, recorded, rounds, tosses
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import Algorithm, Client, Upload
@@ -80,11 +81,6 @@ class Canaries(NamedTuple):
 
         return jax.tree.unflatten(structure, [part(place, leaf) for place, leaf in enumerate(leaves)])
 
-    def tosses(self, run_keys: Array) -> np.ndarray:
-        """Coins of the canaries in each run, True if included, [S, n] bool."""
-        each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
-        return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(self.ids)))
-
     def availability(self, usual: Availability) -> Availability:
         """Extend the clients' availability so that excluded canaries send nothing under add-or-remove-one."""
         if self.relation != "add-or-remove-one":
@@ -98,11 +94,6 @@ class Canaries(NamedTuple):
                 return (canaries.has(client_id) & ~there) | usual.drops_out(run_key, round, client_id)
 
         return Missing(**vars(usual))
-
-
-def coin(batch_key: Key) -> Array:
-    """Coin of a client, [] bool: the last bit of its batch key, which is random and the same in all rounds."""
-    return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
@@ -224,25 +215,36 @@ def play(
     Raises:
       JaxpflError: if the run cannot be accounted for, or under the conditions of `epsilon_lower_bound`.
     """
-    canaries = _canaries(subject, 1, even=True)
-    simulation, upload = _simulation(subject, canaries)
-    direction = leaf_vectors(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
-    size = sum(leaf.size for leaf in direction.values())
+    score = _client_scores(subject) if subject.silo is None else silo_scores(subject)
+    size = max(sum(leaf.size for leaf in jax.tree.leaves(subject.upload().total)), 1)
     calls = min(worlds, -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE))
     at_once = -(-worlds // calls)  # the same number in every call, so that one compiled program serves all
     names: list[str] = []
     scores, there = [], []
     for start in range(seed, seed + calls * at_once, at_once):
         progress(f"one canary, {start - seed} of {calls * at_once} worlds")
-        state = simulation.init(range(start, start + at_once))
-        there.append(canaries.tosses(state.key)[:, 0])
-        table = statistics(list(_projected(subject, rounds(simulation, state, subject.run.spec.rounds), direction)))
+        present, table = score(range(start, start + at_once))
+        there.append(present)
         names = list(table)
         scores.append(np.stack(list(table.values()), axis=1))
     table, present = np.concatenate(scores), np.concatenate(there)
     bound = epsilon_lower_bound(table[present], table[~present], delta=delta, confidence=confidence)
     chosen = table[:, bound.statistic]
     return Game(bound, names[bound.statistic], chosen[present], chosen[~present])
+
+
+def _client_scores(subject: Subject) -> Scores:
+    canaries = _canaries(subject, 1, even=True)
+    simulation, upload = _simulation(subject, canaries)
+    direction = leaf_vectors(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
+
+    def play(seeds: Sequence[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        state = simulation.init(seeds)
+        there = tosses(state.key, canaries.ids)[:, 0]
+        seen = rounds(simulation, state, subject.run.spec.rounds)
+        return there, statistics(list(_projected(subject, seen, direction)))
+
+    return play
 
 
 def one_run(
@@ -274,7 +276,7 @@ def one_run(
     rows = [np.concatenate(list(leaf_vectors(chosen.direction(int(i), like)).values())) for i in chosen.ids]
     directions = np.stack(rows)
     state = simulation.init(range(seed, seed + runs))
-    included = chosen.tosses(state.key)
+    included = tosses(state.key, chosen.ids)
     total = 0.0
     for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         mean = _mean(subject, seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, NamedTuple
@@ -13,15 +13,17 @@ import numpy as np
 
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.core import exclusions
-from jaxpfl.core.participation import Availability
+from jaxpfl.core.participation import Availability, full
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Reduced, Server, Stacked, Upload
-from jaxpfl.core.types import Array, Federation, PyTree
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Federation, Key, PyTree
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.build import Assembled, build, work_of
 from jaxpfl.engine.state import server_context
 from jaxpfl.models import Task
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy import Mechanism, PrivacyPlan, SiloMechanism
+from jaxpfl.privacy.silos import Silo
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -122,6 +124,19 @@ def only(kind: type, tree: PyTree) -> Any:
     return found
 
 
+def coin(batch_key: Key) -> Array:
+    """Coin of a client, [] bool: the last bit of its batch key, which is random and the same in all rounds."""
+    return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
+
+
+def tosses(run_keys: Array, ids: np.ndarray) -> np.ndarray:
+    """Coins of some clients in each run, True if included, [S, n] bool."""
+    each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
+    return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(ids)))
+
+
+Scores = Callable[[Sequence[int]], tuple[np.ndarray, dict[str, np.ndarray]]]
+"""Function from the seeds of some worlds to whether each has the canary, [S] bool, and to scores by name, each [S]."""
 Change = Callable[[Algorithm, LocalWork], Algorithm]
 """Function by which an audit changes a method's algorithm, before the mechanism wraps it."""
 
@@ -150,13 +165,21 @@ class Subject:
           JaxpflError: if the method uploads nothing, if the mechanism adds no noise, or if no accountant covers the
             run.
         """
-        if not self.run.spec.method.uploads:
+        if not self.run.spec.method.uploads and self.silo is None:
             raise JaxpflError(f"{self.run.spec.method.name} uploads nothing and so has no privacy claim to audit")
         (plan,) = self.run.released(1) or (None,)
         if plan is None:
             raise JaxpflError(exclusions.NO_NOISE)
-        assert isinstance(plan, PrivacyPlan)
-        return plan
+        return plan if isinstance(plan, PrivacyPlan) else plan.plan(self.silo or plan.silos[0])
+
+    @property
+    def silo(self) -> Silo | None:
+        """Group of silos with about the largest epsilon; None if users are protected."""
+        silos = self.run.mechanism
+        if not isinstance(silos, SiloMechanism):
+            return None
+        # At equal epsilon, z / (q sqrt(number of mini-batches)) is nearly equal.
+        return min(silos.silos, key=lambda silo: silo.noise_multiplier**2 / (silo.rate**2 * silos.plan(silo).rounds))
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
         """Build the run's simulation with a changed algorithm.
@@ -225,12 +248,16 @@ def subject_of(run: Assembled, name: str) -> Subject:
     exclusions.check(
         {
             "an audit": True,
-            "unit": "example" if silos else "user",
             "noise": None if silos else mechanism.noise,
             "participation": None if run.cohorts.cycle is None else "cyclic",
         }
     )
-    assert isinstance(mechanism, Mechanism)
+    if silos:
+        if not np.asarray(run.federation.train.size).all():
+            raise JaxpflError("an audit with unit = example requires training examples of every client")
+        # The claim assumes that every silo takes part in every round.
+        everyone = full(run.federation.num_clients)
+        return Subject(replace(run, unseen=None, cohorts=everyone, availability=Availability()))
     work = replace(work_of(spec, run.federation), privacy=mechanism, graph=run.work.graph)
     subject = Subject(replace(run, work=work, unseen=None))
     _ = subject.claim

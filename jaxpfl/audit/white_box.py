@@ -24,7 +24,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
 from jaxpfl.core.types import Array, PyTree
-from jaxpfl.privacy import CentralNoise, FixedSize, PerStepNoise, Poisson, record
+from jaxpfl.privacy import CentralNoise, FixedSize, PerStepNoise, Poisson, SiloMechanism, record
 from jaxpfl.privacy.audit import Finding, check_noise
 from jaxpfl.privacy.descriptions import Sampling
 from jaxpfl.privacy.private_sum import Guarded
@@ -58,6 +58,8 @@ def faults(findings: list[Finding]) -> list[Finding]:
 
 def why_no_noise_check(subject: Subject) -> str | None:
     """Reason why the run's noise cannot be separated from the sum; None if it can be separated."""
+    if subject.silo is not None:
+        return "noise on gradients of examples is part of what a client computes"
     if subject.mechanism.noise == "per_step":
         return "noise in every step is part of what a client computes"
     if subject.run.spec.compress is not None:
@@ -108,25 +110,32 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
     """Test the recorded noise draws of two runs: their keys, their number and their standard deviations.
 
-    This function does not test the standard deviation of noise that the server adds. `noise` measures that standard
-    deviation, unless `why_no_noise_check` gives a reason why it cannot.
+    If examples are protected, the draws of the personalized models are included. This function does not test the
+    standard deviation of noise that the server adds. `noise` measures that standard deviation, unless
+    `why_no_noise_check` gives a reason why it cannot.
     """
     spec, noise = subject.run.spec, subject.claim.noise
+    silos = subject.run.mechanism if isinstance(subject.run.mechanism, SiloMechanism) else None
     # Run clients one after another and without failures, so that no draw is for padding and no step is left out.
     plan = replace(spec.plan, devices=1, clients="map", runs="map")
     alone = Subject(replace(subject.run, spec=replace(spec, plan=plan)))
     simulation = alone.simulation(lambda algorithm, work: algorithm, Availability())
     with record() as entered:
-        simulation.advance(simulation.init([seed, seed + 1]), spec.rounds)
+        state, _ = simulation.advance(simulation.init([seed, seed + 1]), spec.rounds)
+        if silos is not None:
+            simulation.personal_models(state)
     found = [draw for draw in entered if not draw.protects.startswith("nothing")]
-    if isinstance(noise, CentralNoise):
+    if silos is not None:
+        batches = [silo.clients * silos.plan(silo).rounds * silos.releases for silo in silos.silos]
+        each = np.repeat([silo.noise_multiplier * silos.clipping_norm for silo in silos.silos], batches).tolist()
+    elif isinstance(noise, CentralNoise):
         each = [np.nan] * (noise.releases + (noise.count_stddev is not None))
     elif isinstance(noise, PerStepNoise):
         each = [*noise.stddevs] * round(noise.steps * subject.run.cohorts.expected_cohort)
     else:
         share = subject.unit * noise.noise_multiplier / np.sqrt(noise.min_uploads)
         each = [share] * round(subject.run.cohorts.expected_cohort)
-    expected = np.sort(each * 2 * spec.rounds)
+    expected = np.sort(each * 2 * (1 if silos else spec.rounds))
     seen = np.sort([draw.stddev for draw in found])
     alike = seen.shape == expected.shape and (np.isnan(expected) | np.isclose(seen, expected, rtol=1e-5)).all()
     return [

@@ -202,9 +202,10 @@ def audit(
 
     Canaries are clients whose uploads are easy to detect. One audit makes many runs, with and without a single canary;
     another audit makes one run with many canaries, each of which a coin flip includes or leaves out. Each audit gives a
-    lower bound on epsilon, which is compared with the claim. The command also tests whether the noise and the cohorts
-    are drawn as the accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is
-    not proved. Flags that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
+    lower bound on epsilon, which is compared with the claim. If examples are protected, the canary is an example of a
+    silo, and there is no audit with one run. The command also tests whether the noise and the cohorts are drawn as the
+    accountant assumes. The exit status is 1 if the claim is refuted; a claim that is not refuted is not proved. Flags
+    that only concern scoring or storing a run (--seeds, --eval-every, ...) have no effect.
     """
     from jaxpfl.audit import audit as play
     from jaxpfl.audit import subject_of
@@ -253,11 +254,14 @@ def _print_audit(method: str, found: Audit) -> None:
     say = partial(Console().print, highlight=False, markup=False, soft_wrap=True)
     game, one, noise = found.game, found.one_run, found.noise
     worlds = f"{len(game.present) + len(game.absent)} runs, by {game.statistic}"
-    guesses = f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries"
-    claim = f"{found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {found.claim.rounds} rounds"
+    steps = f"{found.claim.rounds} {'rounds' if one is not None else 'batches of the silo with the canary'}"
+    claim = f"{found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {steps}"
     unseen = f"; the noise cannot be tested: {noise}" if isinstance(noise, str) else ""
     say(f"{method}: {claim}{unseen}")
-    parts = [("worlds:  ", found.claimed, game.bound, worlds), ("one run: ", found.claimed_one_run, one, guesses)]
+    parts: list[Any] = [("worlds:  ", found.claimed, game.bound, worlds)]
+    if one is not None:
+        guesses = f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries"
+        parts.append(("one run: ", found.claimed_one_run, one, guesses))
     for name, claimed, bound, what in parts:
         say(
             f"{name} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
@@ -266,7 +270,8 @@ def _print_audit(method: str, found: Audit) -> None:
     if not isinstance(noise, str):
         say(f"noise:    {noise.scale:.4f} ± {noise.error:.4f} times the claimed scale")
     for name, findings in (("draws:  ", found.draws), ("cohorts:", found.cohorts)):
-        say(f"{name}  {', '.join(f'{finding.test} p = {finding.p_value:.2g}' for finding in findings)}")
+        if findings:
+            say(f"{name}  {', '.join(f'{finding.test} p = {finding.p_value:.2g}' for finding in findings)}")
     for line in found.against:
         say(f"against the claim: {line}")
     say("refuted" if found.against else "not refuted, which does not prove the claim")

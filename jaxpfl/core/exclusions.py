@@ -112,8 +112,8 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("halving", "select = none"): "halving selects by validation scores: leave out --select none",
     ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change the clients",
     ("an axis of rounds", "halving, budget = steps"): "this setting determines the rounds itself: leave the axis out",
-    ("an audit", "unit = example, noise = banded, participation = cyclic"): (
-        "an audit assumes that whole users are protected, and that noise and cohorts are independent between rounds"
+    ("an audit", "noise = banded, participation = cyclic"): (
+        "an audit assumes that noise and cohorts are independent between rounds"
     ),
 }
 """Combinations of settings that are refused: (setting, incompatible settings) -> the reason, and what to do instead. A

@@ -436,13 +436,13 @@ def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: 
       JaxpflError: if matplotlib is not installed, or the file cannot be written.
     """
     shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
-    xlabel = "release in the direction of the client's gradient"
+    xlabel = "release in the direction of the canary's gradient"
     figure, axes = new_axes(xlabel, "density of worlds", f"{shown}; delta = {bound.delta:g}")
     both = np.concatenate([present, absent])
     bins = np.linspace(both.min(), both.max(), 60).tolist()
     for scores, color, label in (
-        (absent, "#888888", "without the client's data"),
-        (present, "#2a78d6", "with the client's data"),
+        (absent, "#888888", "without the canary"),
+        (present, "#2a78d6", "with the canary"),
     ):
         axes.hist(scores, bins, density=True, histtype="stepfilled", alpha=0.55, color=color, label=label)
     axes.legend(frameon=False)

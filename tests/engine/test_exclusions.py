@@ -92,7 +92,7 @@ def silos() -> Any:
 def audited(**settings: Any) -> Any:
     config = PrivacyConfig(noise_multiplier=1.0, delta=1e-3, **settings)
     turns = {"participation": "cyclic", "cohort": 2} if config.noise == "banded" else {}
-    spec = RunSpec(method=jaxpfl.METHODS["local" if config.is_example_level else "fedavg"], privacy=config, **turns)
+    spec = RunSpec(method=jaxpfl.METHODS["fedavg"], privacy=config, **turns)
     return subject_of(assemble(spec, FEDERATION), "fedavg")
 
 
@@ -114,7 +114,6 @@ CALLS: dict[tuple[str, str], Callable[[], Any]] = {
         CentralNoise(1.0, count_stddev=1.0), Full(), 1
     ).epsilon(1e-5, "paper"),
     ("accountant = paper", "unit = example"): lambda: silos().epsilons(1e-5, "paper"),
-    ("an audit", "unit = example"): lambda: audited(unit="example"),
     ("an audit", "noise = banded"): lambda: audited(noise="banded"),
     ("an audit", "participation = cyclic"): lambda: audited(noise="banded"),
 }

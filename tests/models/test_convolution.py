@@ -430,6 +430,14 @@ def test_a_layer_that_stays_plain_is_named_once(federation):
         fit("fedavg", federation, model=Wide(), rounds=1, local_steps=1, plan=ExecutionPlan(convolutions="plain"))
 
 
+def test_layers_of_two_functions_run_as_products_too(federation):
+    def apply(kernel, x):
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    task = make_task(Model(lambda key, x: jnp.ones((3, 3, 1, 10)), apply), federation, 10)
+    assert isinstance(task.model.apply, Exchanged)
+
+
 def test_layers_are_named_by_their_parameters_or_modules():
     model = from_linen(Net({"kernel_size": (3, 3)}, "rm", MAX))
     x = jnp.zeros((1, 8, 8, 1))

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit, stack_clients
 from jaxpfl.core import trees
+from jaxpfl.core.participation import Availability, resolve_time_model
 from jaxpfl.engine.cohort import all_summed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
@@ -85,6 +86,19 @@ def test_clients_with_data_of_their_own_are_dealt_by_their_examples(clients, apa
     round = simulation._program("advance", 2).as_text()
     exchanges = re.findall(r" (all-[a-z]+|reduce-scatter|collective-permute)\(", round)
     assert exchanges == ["all-reduce"]
+
+
+def test_seconds_of_a_round_are_those_of_its_clients_wherever_they_are_dealt(clients, apart):
+    clock = "lognormal:step=1,sigma=1"
+    simulation = simulate(METHODS["local"], clients, cohort=2, model="linear", failures=Availability(time_model=clock))
+    assert simulation._groups[0].places is not None
+    state, before = simulation.init([0]), 0
+    for _ in range(4):
+        state, metrics = simulation.advance(state, 1)
+        after = np.asarray(simulation.counts(state).gradients)[0]
+        each = resolve_time_model(clock).seconds(clients.client_ids, after - before, 0 * after, 0)
+        np.testing.assert_allclose(metrics["round_seconds"], each.max(), rtol=1e-6)
+        before = after
 
 
 def test_equal_clients_stay_where_they_are(apart):

@@ -14,9 +14,12 @@ import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Method, Upload, stack_clients
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_steps, sgd
+from jaxpfl.audit import audit, subject_of
 from jaxpfl.core.participation import full
 from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import ClientData
+from jaxpfl.engine import guarded as engine_guarded
 from jaxpfl.engine.advice import check_claim
 from jaxpfl.engine.build import assemble, build
 from jaxpfl.engine.guarded import uses_of
@@ -441,3 +444,47 @@ def test_the_same_numbers_under_any_plan(federation):
 
 def test_a_whole_word_is_all():
     assert mechanism([4], 4).silos[0].threshold == WORD
+
+
+# --- audits ---------------------------------------------------------------------------------------
+
+
+def halved(patch):
+    add = guarded.add_gaussian
+    patch.setattr(guarded, "add_gaussian", lambda key, tree, stddev, what: add(key, tree, stddev / 2, what))
+
+
+def shared(patch):
+    def without_number(key, purpose, *number):
+        return stream(key, purpose) if purpose is Purpose.RELEASE_NOISE else stream(key, purpose, *number)
+
+    patch.setattr(guarded, "stream", without_number)
+
+
+def left_out(patch):
+    def without_adaptation(*args, **more):
+        return mechanism_of(*args, **more | {"once": lambda n: 0})
+
+    patch.setattr(engine_guarded, "mechanism_of", without_adaptation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "fault", "seen"),
+    [
+        ("ditto", None, []),
+        ("fedavg-ft", None, []),
+        ("fedavg", halved, ["worlds", "number and deviations of draws"]),
+        ("apfl", shared, ["keys of draws"]),
+        ("fedavg-ft", left_out, ["worlds", "number and deviations of draws"]),
+    ],
+)
+def test_an_audit_sees_a_fault(federation, monkeypatch, method, fault, seen):
+    """On sound code a bound above the claim has probability 5 % at most, another finding none; the seeds are fixed."""
+    if fault:
+        fault(monkeypatch)
+    run = spec(method, replace(NOISE, noise_multiplier=2.0), rounds=2, model="linear", plan=ExecutionPlan(devices=1))
+    run = replace(run, options={"fine_tune_steps": 8} if method == "fedavg-ft" else {})
+    found = audit(subject_of(assemble(run, federation), method), delta=DELTA, worlds=1000)
+    assert [line.partition(":")[0] for line in found.against] == seen
+    assert fault is shared or found.game.bound.epsilon > 0
