@@ -69,10 +69,8 @@ def absent(monkeypatch):
     monkeypatch.setattr(noise, "gaussian", gaussian)
     monkeypatch.setattr(noise, "_on_lattice", lambda x, scale: jnp.full_like(x, TOLD))
     monkeypatch.setattr(Availability, "drops_out", drops_out)
-    jax.config.update("jax_disable_most_optimizations", True)
     with set_xla_metadata(without_noise=1):  # part of JAX's cache key: no other test gets these programs
         yield found, away
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def changed(federation: Federation, where: slice, factor: float) -> Federation:

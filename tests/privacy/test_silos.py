@@ -115,5 +115,3 @@ def test_refusals(change, message):
 def test_nothing_to_protect_is_refused():
     with pytest.raises(JaxpflError, match="no client has training examples"):
         mechanism_of(np.zeros(3), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
-    with pytest.raises(JaxpflError, match="accountant = paper with unit = example"):
-        silos().epsilons(DELTA, "paper")
