@@ -8,7 +8,8 @@ import optax
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, JaxpflWarning, Model
+from jaxpfl import ExecutionPlan, JaxpflError, JaxpflWarning, Model
+from jaxpfl.core.participation import Availability
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import PrivacyConfig
 
@@ -116,6 +117,20 @@ def test_wrong_arguments_are_one_line(federation, name, value, message):
 def test_an_argument_without_effect_is_refused(federation, settings, message):
     with pytest.raises(JaxpflError, match=f"^{message}.*: leave it out$"):
         jaxpfl.fit("fedavg", federation, **settings)
+
+
+def test_settings_of_a_run_are_checked_when_they_are_made():
+    method = jaxpfl.METHODS["fedavg"]
+    assert RunSpec(method=method).availability == Availability()
+    assert list(RunSpec(method=method).seeds) == [0]
+    for name, value, message in (
+        ("attack_seed", -1, "attack_seed must be at least 0, got -1"),
+        ("lr_schedule", "x", "unknown lr_schedule 'x'"),
+    ):
+        with pytest.raises(JaxpflError, match=message):
+            RunSpec(method=method, **{name: value})
+    with pytest.raises(JaxpflError, match="linear must be auto, kernel or plain, got 'x'"):
+        ExecutionPlan(linear="x")
 
 
 def test_keywords_are_the_settings_of_a_run():

@@ -161,7 +161,7 @@ def test_by_default_a_program_for_another_machine_has_no_kernel(federation, plat
 @pytest.mark.parametrize(
     ("capability", "platform", "plan", "form"),
     [
-        ("9.0", "cuda", {}, "kernel"),
+        ("8.0", "cuda", {}, "kernel"),
         ("7.5", "cuda", {}, "plain"),
         ("gfx90a", "rocm", {}, "plain"),
         ("9.0", "cuda", {"clients": "map"}, "plain"),

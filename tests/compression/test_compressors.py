@@ -244,6 +244,7 @@ def test_expected_variance_over_a_normal_population(mean: float, variance: float
     [
         ("qsgd", lambda: quantizers.qsgd(KEY, X, 4)),
         ("top-k:share=0.2", lambda: quantizers.top_k(X, 8)),
+        ("top-k", lambda: quantizers.top_k(X, 1)),
         ("sign", lambda: quantizers.sign(X)),
         ("uniform:bits=3", lambda: quantizers.uniform(KEY, X, 3)),
         ("tv:gamma=0.6,codebook=3", lambda: quantizers.codebook(total_variation.update(X, 0.3).value, 3)),

@@ -113,6 +113,8 @@ def test_types_and_order_count():
     values += (jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32), 0.0, -0.0, [1], (1,), {1}, {1: 0}, {0: 1}, "int 1")
     values += ({"a": 0, "b": 0}, {"b": 0, "a": 0}, [[1], 2], [1, [2]], ["ab", "c"], ["a", "bc"], ("int 1",))
     assert len({named(value) for value in values} - {None}) == len(values)
+    one, other = [1], [2]
+    assert named(one, other, one) != named(one, other, other)
 
 
 def test_two_classes_of_one_text_are_two():

@@ -23,7 +23,7 @@ from jaxpfl.engine.build import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.streamed import rounds, simulation
-from jaxpfl.engine.streamed.rows import length_for, most
+from jaxpfl.engine.streamed.rows import length_for, most, packed
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.privacy import Mechanism
 
@@ -190,6 +190,13 @@ def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why
         given["cohort"] = None
     with pytest.raises(JaxpflError, match=f"plan.clients_in = .*{why}.*use plan.clients_in = device"):
         jaxpfl.fit(method, federation(), **given)
+
+
+def test_clients_without_examples_start_within_the_store():
+    data = ClientData.stacked(Examples(np.arange(3.0), np.arange(3)), [2, 1, 0])
+    found = packed(data, np.array([1, 2, 0, 3]), 3)
+    assert np.asarray(found.start).tolist() == [0, 0, 1, 0]
+    assert np.asarray(found.examples.y).tolist() == [2, 0, 1]
 
 
 def test_buffers_have_few_lengths() -> None:

@@ -73,7 +73,7 @@ def test_of_several_scores_the_best_is_chosen_on_worlds_that_the_bound_does_not_
 
 
 def test_ceiling():
-    apart = audit.epsilon_lower_bound(np.ones(1000), np.zeros(1000), delta=0.0)
+    apart = audit.epsilon_lower_bound(np.ones(1001), np.zeros(1001), delta=0.0)
     assert apart.epsilon == apart.ceiling
     # Clopper-Pearson of 500 of 500: the rate is above error^(1/500); of none: below 1 - error^(1/500).
     rate = 0.025 ** (1 / 500)
@@ -257,6 +257,12 @@ def test_entries_that_repeat_are_found(where, test):
     lattice = 2.0**-9
     repeat(noise, where)
     assert against({name: lattice * np.round(a / lattice + 0.3) for name, a in noise.items()}, sums) == {test}
+
+
+def test_one_pair_of_equal_entries_has_the_probability_of_its_distance():
+    noise = {"leaf": np.ones((1, 2, 1))}
+    (found,) = (one for one in audit.check_noise(noise, noise) if one.test.startswith("rounds"))
+    assert found.p_value == pytest.approx(2 * 2 * 0.0025 * math.sqrt(2 / math.pi), rel=1e-3)  # one of two tests
 
 
 def test_what_is_left_of_the_sum_is_found():

@@ -395,7 +395,9 @@ def test_every_gradient_has_noise_of_its_own(federation, monkeypatch):
     def one(key, splits):
         at = [ClientContext(jnp.int32(t), jnp.int32(0), jnp.int32(0), 1, key) for t in (0, 1)]
         after = [client.personalize(key, None, ctx, None, jnp.zeros(3), splits) for ctx in at]
-        return drawn, client.update(key, None, at[0], None, jnp.zeros(3), splits)[0], after
+        state, _, metrics = client.update(key, None, at[0], None, jnp.zeros(3), splits)
+        assert metrics == {}
+        return drawn, state, after
 
     drawn, bits = [], guarded.bits
     chosen = lambda key, shape: drawn.append((jax.random.key_data(key), 0.0)) or bits(key, shape)  # noqa: E731
