@@ -83,7 +83,7 @@ class Checkpoints:
     def save(self, round: int, state: RunState, seconds: float) -> None:
         """Save the state after ``round`` rounds and the seconds spent so far.
 
-        Nothing is written if the round is the last that this object saved or restored.
+        Nothing is written if the checkpoint that this object saved or restored last is already of this round.
 
         Raises:
           JaxpflError: if the checkpoint cannot be written, for example on a full disk; the previous checkpoint is kept.
@@ -123,8 +123,8 @@ class Checkpoints:
     def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
         """Restore the latest intact checkpoint, or return ``like`` itself if the folder has no checkpoints.
 
-        A damaged checkpoint (flipped bits, a copied folder) is reported and skipped. The run then continues from the
-        previous checkpoint, reaches the same results, and writes the damaged checkpoint again.
+        A checkpoint whose files were damaged or come from another checkpoint is reported and skipped. The run then
+        continues from the previous checkpoint, reaches the same results, and replaces the damaged checkpoint.
 
         Args:
           like: state with the shapes to restore, such as the initial state.

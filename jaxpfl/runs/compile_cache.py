@@ -37,10 +37,10 @@ def keep_programs() -> Path | None:
     """Keep the programs of later simulations on disk; JAX's settings are left unchanged.
 
     Returns:
-      The folder. With several processes, the programs of simulations are not kept, but the folder is returned. None if
-      nothing is kept, for one of three reasons: the user configured JAX's cache (``JAX_COMPILATION_CACHE_DIR`` is set,
-      even if empty; ``JAX_ENABLE_COMPILATION_CACHE=false``; or another folder was set in this process); the folder is
-      not writable; or other users can write to it.
+      The folder, or None if the folder must not be used. It must not be used if it is not writable, if other users can
+      write to it, or if the user configured JAX's cache: with ``JAX_COMPILATION_CACHE_DIR`` (even if empty), with
+      ``JAX_ENABLE_COMPILATION_CACHE=false``, or by setting another folder in this process. A run of several processes
+      keeps no programs of simulations, but the folder is returned.
     """
     import jax
 

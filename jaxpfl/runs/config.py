@@ -180,7 +180,7 @@ _FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Return the config with every preset filled in; `prepare` later fills in values that depend on the data.
+    """Fill in the values of the data set's preset; `setup.prepare` later fills in values that depend on the data.
 
     Raises:
       JaxpflError: if the task is unknown, a value is out of range, settings contradict each other, or a setting cannot
@@ -191,7 +191,7 @@ def resolve(config: RunConfig) -> RunConfig:
     for one in dataclasses.fields(config):  # Python functions cannot be written as text, and a config is stored as text
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(f"{one.name} must be a string in a stored run, got {shown(value)}: use jaxpfl.fit")
+            raise JaxpflError(f"{one.name} must be a string or a number, got {shown(value)}: pass it to jaxpfl.fit")
     metrics.parse_metrics(config.metrics)
     folder = data_folder(config.data, config.data_dir)
     if (
@@ -238,9 +238,8 @@ def check_given(config: RunConfig, recorded: RunConfig | None = None) -> None:
 
     Args:
       config: config before `resolve`.
-      recorded: config of the run or sweep folder whose settings ``config`` starts from; None if there is none. A
-        recorded config contains the values of presets, so a setting is refused only if its value differs from the
-        recorded one.
+      recorded: config in the run or sweep folder from which ``config`` takes its other settings; None if there is no
+        such folder. A setting with the recorded value is not refused, because that value may come from a preset.
 
     Raises:
       JaxpflError: if a setting without effect was given.
@@ -342,7 +341,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
-    """Return the config as a dict of JSON values; references to the user's files omit the folders."""
+    """Return the config as a dict of JSON values; references ``FILE.py:NAME`` to the user's code have no folder."""
     return json.loads(json.dumps(dataclasses.asdict(run_folder.located(config))))
 
 
@@ -542,7 +541,13 @@ def _yaml(text: str) -> Any:
 
 
 def _check_parts(value: Any, path: Path) -> None:
-    """Refuse YAML whose aliases expand to too many values to print in a message."""
+    """Refuse YAML that contains itself, or that expands to too many values.
+
+    A short text with YAML aliases can expand to more values than fit into memory.
+
+    Raises:
+      JaxpflError: if there are more than `_MOST_PARTS` values.
+    """
     rest, parts = [value], 0
     while rest:
         part = rest.pop()
@@ -601,7 +606,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """Return ``set`` as entries METHOD.name=value; in a file, it may be a list of such entries or a table."""
+    """Return the setting ``set`` as entries METHOD.name=value; a config file contains such a list, or a table."""
     if isinstance(value, dict):
         texts = {
             name: ",".join(map(str, one)) if isinstance(one, list) else str(one) for name, one in flat(value).items()

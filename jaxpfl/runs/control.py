@@ -46,7 +46,7 @@ class Interrupt(ExitStack):
 
     Attributes:
       asked: number of the signal that requested the stop; None if there was no signal.
-      saves: whether there are, or soon will be, rounds that no checkpoint contains.
+      saves: whether the run must save before it stops, because some rounds are in no checkpoint yet, or soon will be.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,10 @@ class Interrupt(ExitStack):
         return self
 
     def stop_signal(self) -> int | None:
-        """Return the number of the signal that asked any process to stop, or None; all processes must call this."""
+        """Return the number of a signal that asked some process of the run to stop; None if there was no signal.
+
+        All processes must call this function together.
+        """
         # Return the exchanged value, not `asked`, which may change at any moment: all processes must decide the same.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked

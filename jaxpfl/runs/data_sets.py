@@ -45,7 +45,10 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Return the name of the data set whose preset applies; for a saved federation, the data set that was split."""
+    """Return the name of the data set whose preset applies.
+
+    For a saved federation, this is the data set from which the federation was made.
+    """
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
@@ -65,7 +68,9 @@ def adopt_split(config: C) -> C:
         if field.name in _OF_RUN:
             known[field.name] = given
         elif given not in (None, fixed) and not is_default(config, field.name):
-            raise JaxpflError(f"{field.name} = {given}, but {config.data} was split with {fixed}: leave it out")
+            raise JaxpflError(
+                f"{field.name} must be {fixed}, with which {config.data} was split, got {given}: leave out {field.name}"
+            )
     return dataclasses.replace(config, **{field.name: known[field.name] for field in dataclasses.fields(Split)})
 
 
@@ -116,7 +121,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
 def _refuse_test_users(config: DataConfig) -> None:
     if isinstance(config.unseen_clients, str):
         raise JaxpflError(
-            f"unseen_clients = {config.unseen_clients}: a saved federation cannot contain test users; leave it out"
+            f"unseen_clients must be a number, as a saved federation has no test users, got {config.unseen_clients}"
         )
 
 
@@ -255,10 +260,10 @@ _SMALLEST_IMAGE = 16  # pixels per side; two 5 x 5 convolutions, each with pooli
 def preset(data: str, partition: str | None, users_per_client: int | None = None) -> dict[str, Any]:
     """Return the preset of a data set, adapted to a partition and a number of users per client.
 
-    If either is None, the preset's value is used. Options that the partition does not take are left out. The preset's
-    number of clients applies only to its own partition and users per client. With a different number of users per
-    client, or if ``natural`` replaces the preset's partition, there are as many clients as groups of users (``clients``
-    is None). If another partition replaces the preset's, there are 50 clients.
+    Options that the partition does not take are left out. The preset's number of clients is meant for the preset's own
+    partition and number of users per client. If the number of users per client differs, or the partition ``natural``
+    replaces the preset's partition, ``clients`` is None: every group of users is a client. If any other partition
+    replaces the preset's partition, there are 50 clients.
 
     Args:
       data: name of the data set.
@@ -282,8 +287,7 @@ def model_for(source: Source) -> str:
     """Return the default model of a data set whose preset names no model.
 
     Raises:
-      JaxpflError: if the inputs consist of several arrays, or are tokens and some token is not a class. No built-in
-        model accepts such inputs.
+      JaxpflError: if no built-in model accepts the inputs: several arrays, or tokens outside 0 ... classes - 1.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(

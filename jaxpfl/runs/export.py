@@ -189,9 +189,9 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Export the personalized models (after adaptation) and the global models of a finished run.
 
-    Methods are exported one after the other, so the state of one method and the models of all clients, for one seed,
-    must fit into memory. The output folder is written atomically: if the process is killed, a hidden folder remains,
-    which the next export to the same path removes.
+    Methods are exported one after the other. For one method and one seed, the state and the models of all clients must
+    fit into memory. The output folder is written atomically: if the process is killed, a hidden folder remains, which
+    the next export to the same path removes.
 
     Args:
       run: run folder.
@@ -240,13 +240,15 @@ def export(
             manifest = {name: manifest[name] for name in _COVERED} | {"privacy": claim}
         if wanted.stablehlo and manifest["raw_dtype"] == "float64":
             raise JaxpflError(
-                "--stablehlo reads inputs in float32, in which a feature of this table loses digits: leave it out"
+                "a feature of this table needs float64, but --stablehlo reads float32 inputs: leave out --stablehlo"
             )
         for name in methods:
             models = LastModels(stored, experiment, name, seed)
             entries[name] = _write_method(place, name, models, wanted, manifest)
             if wanted.private_only and not (entries[name]["global"] or entries[name]["groups"]):
-                raise JaxpflError(f"--private-only: {name}'s privacy claim covers only a global model, and it has none")
+                raise JaxpflError(
+                    f"--private-only exports what a privacy claim covers, here a global model, but {name} has none"
+                )
         manifest = files.jsonable(manifest)
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
@@ -261,9 +263,9 @@ def _claimed(run: StoredRun, methods: list[str], wanted: Selection) -> tuple[lis
     """Return the method to export with ``--private-only``, and the method's privacy claim.
 
     Raises:
-      JaxpflError: if no method or several methods have a privacy claim (the costs of several claims would add up);
-        if the round of the last model was chosen without noise; or if ``wanted`` sets ``clients``, ``per_client`` or
-        ``stablehlo``.
+      JaxpflError: if no method or several methods have a privacy claim (the costs of several claims would add up); if
+        early stopping chose the last round by scores to which no noise was added; or if ``wanted`` sets ``clients``,
+        ``per_client`` or ``stablehlo``.
     """
     if wanted.clients is not None or wanted.per_client or wanted.stablehlo:
         raise JaxpflError("--private-only chooses the files itself: leave out --clients, --per-client and --stablehlo")
@@ -374,9 +376,10 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
 
 
 def parameters_origin(where: str) -> Origin | None:
-    """Return the origin of the parameters in a run folder or a folder of exported models.
+    """Return the `Origin` of the parameters in a run folder or a folder of exported models.
 
-    Return None for an .npz file, and for models that were exported with ``--private-only``.
+    The origin of the parameters in an .npz file, or in models that were exported with ``--private-only``, is unknown;
+    the result is then None.
     """
     path, _ = _place(where)
     for name in (MANIFEST, "config.json"):
@@ -418,7 +421,9 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     if path.is_file():
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:
-            raise JaxpflError(f"warm_start: {path} contains several clients' models; export them with --per-client")
+            raise JaxpflError(
+                f"warm_start needs one model, but {path} contains several clients' models: export with --per-client"
+            )
         return arrays
     if (path / MANIFEST).is_file():
         models = load_models(path, method)

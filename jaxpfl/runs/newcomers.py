@@ -50,7 +50,9 @@ def adapt(
     columns, federation = experiment.columns, experiment.federation
     target = target or run.config.target
     if columns is None or target is None or "," in target:
-        raise JaxpflError("--adapt requires a run on a table, with one column of labels: name it with --target")
+        raise JaxpflError(
+            "--adapt requires that the run was trained on a table and that one column has the labels: give --target"
+        )
     table = table._replace(missing=columns.missing)
     y, known = _labels(table, table.find(target), experiment)
     x = columns.apply(table).astype(federation.preparation.raw_dtype)

@@ -85,7 +85,7 @@ def _series(records: Records, method: str, kind: str, *names: str) -> tuple[np.n
 
 
 def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
-    """Return the style of dots, which make a line with few points visible; empty if there are 15 rounds or more."""
+    """Return the style of a line's dots, which make few points visible; no style for 15 rounds or more."""
     return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
 
 

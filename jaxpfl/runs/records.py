@@ -45,8 +45,8 @@ class Record:
 
     Attributes:
       method: name of the method.
-      settings: value of the run on each axis of the grid, by the name of the axis; axes that do not affect the method
-        are omitted.
+      settings: the run's value for each axis of the grid, as name of the axis -> value. Axes that do not affect the
+        method are omitted.
       seed: seed of the run.
       status: ``done``, ``diverged`` (some client's personalized model is not finite), ``failed`` (the run could not be
         executed) or ``stopped`` (by successive halving).
@@ -112,8 +112,9 @@ class Journal:
     def read(self) -> list[Record]:
         """Return one record for every run, in the order in which the runs first appear.
 
-        If a run has several records, the one with the most rounds is returned; among records with equally many rounds,
-        the first that did not fail. If a kill cut an append short, all its records are left out.
+        If a run has several records, the record with the most rounds is returned. Among records with the same number
+        of rounds, the first record of a run that did not fail is preferred. Records are left out if the process was
+        killed while it appended them.
 
         Raises:
           JaxpflError: if a complete line is damaged.

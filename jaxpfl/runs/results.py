@@ -62,8 +62,8 @@ def write_method(
       simulation: simulation of the method.
       state: state after the last round.
       scores: clients' scores, as model -> metric -> [S, m].
-      times: seconds of execution, without compilation, over all processes of a resumed run; and seconds of compilation
-        in this process.
+      times: seconds of execution without compilation, including the time before the run was resumed, and seconds of
+        compilation since it was started or resumed.
     """
     config, counts = experiment.config, simulation.counts(state)
     up, down = simulation.bytes_per_client()
@@ -287,8 +287,8 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
     """Return a method's simulated seconds in the whole run, and until an evaluation first reaches ``time_to``.
 
-    Each entry has a value per seed [S]. The result is empty if there are no records of rounds, or if the record of an
-    earlier round is missing.
+    Each entry has a value per seed [S]. The result is empty unless there are records of round 1 and of all rounds up to
+    the last recorded round.
     """
     rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
     if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):

@@ -147,8 +147,8 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
       parts: names of the other files and folders of the results, in addition to `SHARED`.
 
     Raises:
-      JaxpflError: if the folder, or one of its subfolders in `_ENDINGS`, contains a file that is not part of the
-        results; the message names the file. Files whose names start with a dot are ignored.
+      JaxpflError: if a file is not part of the results; the message names the file. The folder itself and some of its
+        subfolders (the keys of `_ENDINGS`) are searched for such files, except names that start with a dot.
     """
     known = {mark, *SHARED, *parts}
     inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
@@ -272,7 +272,10 @@ def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with the folder in references ``FOLDER/FILE.py:NAME`` replaced; by default, removed."""
+    """Return the config with another folder in its references ``FOLDER/FILE.py:NAME`` to the user's code.
+
+    By default, the references get no folder.
+    """
     found = {name: getattr(config, name) for name in OWN if own_code.is_reference(getattr(config, name))}
     return dataclasses.replace(config, **{name: own_code.moved(text, folder) for name, text in found.items()})
 

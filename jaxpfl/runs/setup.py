@@ -176,7 +176,7 @@ def prepare(
       given: data set and federation, if `load_federation` has already been called.
       among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
         unused only if none of these methods uses it.
-      own: methods by name that are used as given, without a look-up among the registered methods.
+      own: the caller's own methods by name. They are used instead of registered methods of the same names.
 
     Raises:
       JaxpflError: if a name is unknown, a value is out of range, or a setting is incompatible with the data or a

@@ -76,7 +76,7 @@ def test_test_users_come_unseen(capsys, tmp_path):
     assert experiment.unseen.client_ids.tolist() == [4, 5]
     np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
     for message, *action in (
-        ("= test: a saved federation cannot contain test users", "convert", "--output", tmp_path / "made"),
+        ("as a saved federation has no test users, got test", "convert", "--output", tmp_path / "made"),
         ("unseen_clients = test requires partition = natural and no pool_test, got pool", "describe", "--pool-test"),
     ):
         assert message in jaxpfl(capsys, "data", *action, *flags).err

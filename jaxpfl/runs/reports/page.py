@@ -141,7 +141,10 @@ def _side(column: int, words: int) -> str:
 
 
 def _key(cell: str) -> str:
-    """Return the HTML attribute with the number by which a cell is sorted (bytes for a size); empty for text."""
+    """Return the HTML attribute with the number by which a cell is sorted; empty if the cell contains text.
+
+    A size such as 2 MB is sorted by its number of bytes.
+    """
     found = _NUMBER.match(cell)
     if not found:
         return ""

@@ -186,9 +186,10 @@ def _check_values(definition: Definition, method: Method) -> None:
 
 
 def _ends(axis: Axis) -> tuple[Value, ...]:
-    """Return the values of an axis that must be checked: the smallest and the largest number, or all values.
+    """Return the values of an axis that must be checked.
 
-    For an axis of numbers, it suffices to check these two, because a setting's range is an interval.
+    For an axis of numbers, these are the smallest and the largest number, because the allowed values of a setting form
+    an interval. Otherwise, these are all values.
     """
     if not axis.values:
         return axis.low, axis.high
@@ -197,7 +198,7 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
 
 
 def read(folder: Path, *, runs_code: bool = False) -> Definition:
-    """Read the definition in a sweep folder; with ``runs_code``, also run its copies of the user's files.
+    """Read the definition in a sweep folder; with ``runs_code``, also run the folder's copies of the user's files.
 
     Raises:
       JaxpflError: if the folder has no definition, or the definition is invalid, for example because it was edited
@@ -230,7 +231,7 @@ def stored_definition(stored: Any, path: Path, *, runs_code: bool = True) -> Def
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         if stored.get("orders") != ORDERS:
-            raise JaxpflError(f"{path}: another version drew the examples in a different order; start a new sweep")
+            raise JaxpflError(f"{path} is from a version that drew examples in a different order: start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
         if (code := stored.get("code")) is not None:
             config = run_folder.located(config, path.parent / CODE)
@@ -299,8 +300,8 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 
     Raises:
       JaxpflError: if the method does not count its gradients or draws their number at random, if it trains outside the
-        cohort and the number of clients or the cohort is unknown, or if ``local_epochs`` is set and its gradients are
-        not proportional to its local steps.
+        cohort and the number of clients or the cohort is unknown, or if ``local_epochs`` is set and the method's number
+        of gradients is not proportional to the number of local steps.
     """
     full = resolve(config)
     assert full.rounds is not None

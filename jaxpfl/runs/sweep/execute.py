@@ -147,9 +147,10 @@ def run_group(
       reporter: object whose methods are called with the progress.
       stopped: function that returns True once the current chunk should be abandoned.
       ready: result of `prepare_group`, if the caller has already called it.
-      states: states at which successive halving stopped runs. Runs continue from them, and new states are added.
-      unfinished: folder for the saved states of this group. A chunk's state, unless it is too large, is saved there
-        about every minute and when the chunk is abandoned, and the chunk later continues from it. None to save nothing.
+      states: states of the runs that successive halving has stopped. Such a run continues from its state here, and the
+        states of runs that are stopped now are added.
+      unfinished: folder in which a chunk's state is saved about every minute, and when the chunk is abandoned; the
+        chunk later continues from this state. States that are too large are not saved. None to save nothing.
     """
     try:
         ready = ready or prepare_group(group, loaded)
