@@ -1,13 +1,15 @@
-"""Passes over a client's examples in chunks, and padded lengths for clients of different sizes.
+"""Computations over a client's examples chunk by chunk, and padded lengths for clients of different sizes.
 
 `total` and `each` apply a function to chunks of examples. A short chunk has `ClientData.chunk` examples, and a long
 chunk four times as many. A client with n_i examples needs ceil(n_i / chunk) short chunks; every four of them are
-replaced by one long chunk. If clients are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over
-clients of one store, the chunks of all clients form one list. Each loop step computes several chunks of the list, which
-together have as many examples as one short chunk per client. A client with many examples therefore adds only its own
-chunks to the work, and does not cause padding for other clients.
+replaced by one long chunk. If clients are nearly equal in size, a chunk holds all of a client's examples, and there is
+no loop.
 
-Results do not depend on the chunks, except for the order of additions. Results are not differentiable.
+Under ``vmap`` over clients whose examples are in the same arrays, the chunks of all clients form one list. Each loop
+step computes several chunks of this list: as many as together have the size of one short chunk per client. A client
+with many examples therefore only adds its own chunks to the list, and other clients need no padding.
+
+The division into chunks changes only the order of additions in a result. Results are not differentiable.
 
 If a computation needs all of a client's examples at once, `size_classes` chooses a few static lengths so that clients
 are padded only a little.
@@ -47,10 +49,10 @@ def total(of: OfChunk, data: ClientData) -> PyTree:
 
 
 def each(of: OfChunk, data: ClientData) -> PyTree:
-    """Compute one row for each of a client's examples: a tree of [capacity, ...], with arbitrary values in the padding.
+    """Compute one row for each of a client's examples, [capacity, ...] per leaf; rows of padding are arbitrary.
 
     Args:
-      of: function that returns one row per example of a chunk, a tree of [c, ...].
+      of: function of a chunk of c examples that returns one row per example, [c, ...] per leaf.
       data: one client's data.
     """
     length = _length(data)
@@ -119,14 +121,15 @@ def _chunk_results(
     put: Callable[[Array, Array, Array, Array], Array],
     shape: Callable[[Any], tuple[int, ...]],
 ) -> PyTree:
-    """Combine the results of all chunks.
+    """Combine the results of all of a client's chunks.
 
     Args:
       of: function applied to each chunk (see `OfChunk`).
       data: one client's data.
-      put: function ``(combined [clients, *shape], client, first, result) -> combined`` that writes or adds the results
-        of one or several chunks into ``combined``, given the client's index and the index of the chunk's first example.
-      shape: function that returns the shape of one client's combined result, given the result of one chunk.
+      put: function ``(combined, client, first, result) -> combined`` that writes or adds a chunk's ``result`` into
+        ``combined`` [clients, *shape]. ``client`` is the index of the client, and ``first`` the index of the chunk's
+        first example. For several chunks at once, ``client``, ``first`` and ``result`` have a leading axis.
+      shape: function that maps the result of one chunk to the shape of a client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [
@@ -206,12 +209,12 @@ _TOGETHER = 256
 
 
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
-    """Choose static lengths (ascending) for clients of these sizes, so that little padding is needed.
+    """Choose static lengths (ascending) to which clients of the given sizes are padded, so that padding is small.
 
-    The result has the smallest number of lengths for which the sum of the padded sizes is at most `EQUAL` times the sum
-    of the sizes. If `MOST` lengths are not enough, the result is the best choice of `MOST` lengths. To limit the
-    search, sizes are divided into ranges with ratio `_STEP`, and only the largest size in each range can become a
-    length.
+    Each client is padded to the smallest length that is large enough. The result has as few lengths as possible such
+    that the sum of the padded sizes is at most `EQUAL` (a factor) times the sum of the sizes. If this needs more than
+    `MOST` lengths, the result is the best choice of `MOST` lengths. To limit the search, sizes are divided into ranges
+    whose ends have the ratio `_STEP`, and only the largest size in each range can become a length.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
@@ -239,7 +242,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
 
 
 def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
-    """Assign each size to the smallest sufficient length; return the indices of the sizes for each length."""
+    """Return, for each length, the indices of the sizes for which it is the smallest length that is large enough."""
     found = np.searchsorted(lengths, sizes)
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 
@@ -249,16 +252,16 @@ def switch_length(
 ) -> PyTree:
     """Evaluate ``of`` at the smallest static length that is large enough for a client.
 
-    Under ``vmap``, ``lax.switch`` would evaluate all lengths for every client. Clients are therefore sorted by length
-    and evaluated length by length; several short clients are evaluated together. The result is then not differentiable
-    in reverse mode.
+    Under ``vmap``, ``lax.switch`` would evaluate all lengths for every client. Here, clients are instead sorted by
+    length and evaluated length by length, several short clients together. The result is not differentiable in reverse
+    mode, unless there is only one length.
 
     Args:
       of: function ``length -> tree``; the trees for all lengths must have the same shapes.
       size: number of examples, [] int32, at most the last length.
       lengths: static lengths, ascending.
-      at_once: number of clients of one length that are evaluated together; by default, as many as have `_TOGETHER`
-        examples in total.
+      at_once: number of clients of one length that are evaluated together; by default, so many that they have
+        `_TOGETHER` examples in total.
     """
     if len(lengths) == 1:
         return of(lengths[0])

@@ -1,4 +1,4 @@
-"""Plot of a split: examples by client and class, and a histogram of the clients' sizes."""
+"""Plot of a federation: examples by client and class, and a histogram of the clients' sizes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> P
 
 
 def split_figure(counts: Summary, title: str | None = None) -> Any:
-    """Plot a split: class counts by client, examples by split, and a histogram of the clients' sizes.
+    """Plot how the examples of a data set are divided among clients and splits (train, validation, test).
 
-    In the heat map, columns are clients and rows are classes. The bars below show each client's examples by split. The
-    histogram is on the right. Up to 60 clients are shown in their order; more clients are sorted by their most frequent
-    class. If there are more than 100 classes, only the 100 most frequent classes are shown.
+    A heat map shows the number of each client's training examples of each class; columns are clients and rows are
+    classes. The bars below show the number of each client's examples in each split. The histogram on the right shows
+    the clients' numbers of training examples. Up to 60 clients are shown in their order; more clients are sorted by
+    their most frequent class. If there are more than 100 classes, only the 100 most frequent classes are shown.
 
     Args:
       counts: result of `summary`.
@@ -86,14 +87,14 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
 
 
 def _class_order(class_counts: np.ndarray) -> np.ndarray:
-    """Sort clients by their most frequent class, and within a class by the class's share of their examples."""
+    """Sort clients by their most frequent class; with the same class, larger proportions of it come first."""
     shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     top = shares.argmax(axis=1)
     return np.lexsort((-shares.max(axis=1), top))
 
 
 def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
-    """Draw counts [classes, m] as shades; zero is left blank."""
+    """Draw a table of counts [classes, m] as shades; cells with 0 are blank."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=(1, 1, 1, 0))

@@ -1,9 +1,10 @@
 """Random numbers that are identical on every platform: uniform, normal, and log-gamma draws.
 
-NumPy's own normal, gamma and Dirichlet draws call the platform's ``log`` and ``exp``, whose last bit differs between C
-libraries. A split that depends on such a number can then differ by an example. This module uses only PCG64's raw 64-bit
-integers, and additions, multiplications, divisions and square roots in float64, for which IEEE 754 prescribes the
-rounding. Each NumPy call does one operation, so no two operations are fused. Sums run in the order of the elements.
+NumPy's own normal, gamma and Dirichlet draws call the platform's ``log`` and ``exp``. The last bit of their results
+differs between C libraries, so a split drawn with them can differ by an example. This module starts from PCG64's raw
+64-bit integers. It uses only additions, multiplications, divisions and square roots in float64, because IEEE 754
+prescribes how their results are rounded. Each NumPy call does one operation, so no two operations are fused. Sums are
+computed in the order of the elements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SMALLEST_EXPONENT = -745.0  # exp of this is the smallest positive float64
 
 
 def uniform(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Uniform draws strictly between 0 and 1, [n]: the midpoints of 2**52 equal cells."""
+    """Uniform draws strictly between 0 and 1, [n]: each is the midpoint of one of 2**52 intervals of equal length."""
     raw = rng.bit_generator.random_raw(n)
     return ((np.asarray(raw, np.uint64) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
@@ -47,7 +48,7 @@ def log(x: np.ndarray) -> np.ndarray:
 def exp(x: np.ndarray) -> np.ndarray:
     """Exponential of numbers <= 700, accurate to a few units in the last place.
 
-    The function separates a power of two, and sums the Taylor series of the remaining factor.
+    The result is 2**k exp(r) with x = k ln 2 + r and an integer k. exp(r) is computed from its Taylor series.
     """
     x = np.maximum(np.asarray(x, np.float64), _SMALLEST_EXPONENT)
     power = np.rint(x * _INVERSE_LOG2)
@@ -75,8 +76,8 @@ def normal(rng: np.random.Generator, n: int) -> np.ndarray:
 def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
     """Logarithms of Gamma(shape, 1) draws, [n] (Marsaglia and Tsang 2000).
 
-    For a shape a < 1, Gamma(a) = Gamma(a + 1) U**(1 / a). The draws are logarithms, because most gamma draws with a
-    small shape would underflow to zero.
+    For a shape a < 1, a draw with shape a + 1 is multiplied by U**(1 / a), with U uniform in (0, 1). The logarithms are
+    returned, because most draws with a small shape would underflow to zero.
     """
     larger = shape if shape >= 1.0 else shape + 1.0
     d = larger - 1.0 / 3.0
@@ -97,6 +98,6 @@ def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
 
 
 def proportions(log_weights: np.ndarray) -> np.ndarray:
-    """Return exp(log_weights) normalized along the last axis; the largest weight never underflows."""
+    """Return exp(log_weights), normalized to the sum 1 along the last axis. The largest weight never underflows."""
     weights = exp(log_weights - log_weights.max(axis=-1, keepdims=True))
     return weights / np.add.accumulate(weights, axis=-1)[..., -1:]

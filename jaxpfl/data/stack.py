@@ -1,4 +1,7 @@
-"""Check clients' arrays and stack clients of different sizes into a `Federation` with one flat store per split."""
+"""Checks of clients' arrays, and `Federation`s made from them.
+
+For each split, a federation has one store: arrays in which the examples of all clients follow one another.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def stack_clients(
     drop_empty: bool = False,
     client_names: Sequence[str] | None = None,
 ) -> Federation:
-    """Stack clients' arrays: concatenate the examples of each split in one flat store, without padding.
+    """Make a federation from clients' arrays. The examples of each split are concatenated without padding.
 
     Args:
       train: (x [n_i, ...], y [n_i]) for each of m clients. All inputs have the same feature shape. Integer inputs
@@ -51,9 +54,10 @@ def stack_clients(
       The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.
 
     Raises:
-      JaxpflError: if there are no clients, or if lists differ in length; if a client (named in the message) has no
-        training examples (unless ``drop_empty``), a different feature or label shape than the clients before, different
-        numbers of inputs and labels, labels that are neither integers >= 0 nor floats, or a NaN or infinite number.
+      JaxpflError: if there are no clients, or if lists differ in length; if a client has no training examples (unless
+        ``drop_empty``) or different numbers of inputs and labels; if the shapes of its inputs or labels differ from
+        those of earlier clients; if labels are neither integers >= 0 nor floats; or if a number is NaN or infinite. The
+        message names the client.
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
@@ -74,7 +78,7 @@ def stack_clients(
     parts: dict[str, list[Examples]] = {}
     for split, own in (("train", train), ("validation", validation), ("test", test)):
         if own is not None and len(own) != m:
-            raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
+            raise JaxpflError(f"{split} must have an entry for each of {m} clients, as train has, got {len(own)}")
         parts[split] = [
             _check_client(x, y, f"client {i}, {split}")
             for i, (x, y) in zip(who, () if own is None else own, strict=False)
@@ -96,7 +100,7 @@ def stack_clients(
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
-    """Warn once if some client has fewer training examples than a batch; such a client uses all its examples.
+    """Warn if batches are larger than some client's training set; such a client's batch has all of its examples.
 
     Raises:
       JaxpflError: if ``strict`` is true, instead of the warning.
@@ -123,7 +127,7 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
 
 
 def labels(ids: np.ndarray, names: Names | None) -> np.ndarray:
-    """Return the clients' names in quotes for messages, shortened; their ids if the names are unknown."""
+    """Return the clients' names for messages, shortened and in quotes; if they have no names, return their ids."""
     return ids if names is None else np.array([shown(name, 40) for name in names], object)
 
 
@@ -157,11 +161,13 @@ def nonempty_clients(
 
 
 def warn_of_shared(federation: Federation) -> Federation:
-    """Warn if more test examples than expected by chance equal a training example in features and label.
+    """Warn if more test examples are equal to a training example, in features and label, than expected by chance.
 
-    Examples with few discrete features may be equal by chance. Such examples are equal about as often within the
-    training set, so up to twice this frequency is accepted. Examples are compared by their hashes, which takes one pass
-    over the examples (0.15 s for MNIST) and 8 bytes of memory per example.
+    Examples with few discrete features can be equal by chance. Two training examples are then equal about as often as a
+    test example and a training example. The warning is therefore issued only if equal test examples are more than twice
+    as frequent as equal training examples, plus three standard deviations, or if the test set is the training set.
+    Examples are compared by their hashes, which takes one pass over the examples (0.15 s for MNIST) and 8 bytes of
+    memory per example.
 
     Args:
       federation: federation of NumPy arrays, with one store for each split.
@@ -185,7 +191,7 @@ def warn_of_shared(federation: Federation) -> Federation:
 
 
 def _hashes(examples: store.Examples) -> np.ndarray:
-    """Hash each example, [N] uint64: a sum of its 32-bit words with random weights."""
+    """Hash each example, [N] uint64: multiply its 32-bit words by random weights and add the products."""
     rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
@@ -203,7 +209,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
         x, y = _arrays(x), np.asarray(y)
     except ValueError as error:  # raised by NumPy for nested lists of unequal length
-        raise JaxpflError(f"{whose}: cannot convert inputs or labels to an array: {error}") from error
+        raise JaxpflError(f"{whose}: cannot convert inputs or labels to an array ({error})") from error
     leaves = jax.tree.leaves(x)
     for leaf in leaves:
         if leaf.ndim == 0 or y.ndim not in (1, 2):
@@ -259,7 +265,7 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
 
 
 def _shared_type(a: Any, b: Any) -> Any:
-    """Return a dtype for stored inputs that can represent both dtypes; a float dtype if they differ."""
+    """Return the dtype in which inputs of two dtypes are stored together; a float dtype if the two differ."""
     return a if a == b else np.float64 if np.float64 in (a, b) else np.float32
 
 
@@ -281,7 +287,7 @@ def listed(ids: Sequence[Any] | np.ndarray, most: int = 10, mark: str = ", ") ->
 
 
 def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """Convert one array of finite inputs to int32 or float32; float64 is kept for `narrowed_floats`."""
+    """Convert finite inputs to int32 or float32; leave float64 inputs to `narrowed_floats`."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
@@ -318,9 +324,9 @@ def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
 
 
 def chosen(federation: Federation, mask: np.ndarray) -> Federation:
-    """Return the federation of the clients in a mask [m], like `Federation.rows`.
+    """Return the federation with only the clients in a mask [m].
 
-    Examples in files are copied to temporary files.
+    If examples are in memory-mapped files, the chosen examples are copied to temporary files.
 
     Raises:
       UnwritableError: if the disk has too little space for the temporary files.
@@ -394,7 +400,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 def stack_dealt(
     train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool, names: Names | None = None
 ) -> Federation:
-    """Stack examples that were assigned to clients; the result is equal to the result of `stack_clients`.
+    """Make a federation from examples that were assigned to clients. `stack_clients` would give the same result.
 
     Args:
       train, test, validation: examples of the clients, not checked again; the inputs are results of `alike`.
@@ -430,16 +436,17 @@ def stack_dealt(
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
-    """Divide clients into shares with nearly equal numbers of examples and a limited number of clients.
+    """Divide clients into groups ("shares") with nearly equal numbers of examples and limited numbers of clients.
 
-    Clients are assigned in decreasing order of size, each to the least loaded share with room (Graham's rule of the
-    longest processing time first). If there are several kinds of examples (such as training and test examples), a
-    client has a fraction of the total number of each kind, and its size is the largest of these fractions. The load of
-    a share is defined in the same manner.
+    Clients are assigned in decreasing order of size, each to the share with the smallest load among the shares that
+    have room for another client (Graham's rule of the longest processing time first). There can be several kinds of
+    examples, such as training and test examples. Of each kind, a client has a fraction of all examples; the size of the
+    client is the largest of these fractions. The load of a share is the size that one client with all its examples
+    would have.
 
     Args:
-      sizes: number of each client's examples of each kind, [m, kinds].
-      room: largest number of clients in each share; m or more in total.
+      sizes: number of examples of each kind at each client, [m, kinds].
+      room: largest allowed number of clients in each share; the sum is at least m.
 
     Returns:
       The clients of each share, in ascending order.

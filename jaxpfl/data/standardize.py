@@ -87,9 +87,9 @@ def fills_of(federation: Federation, columns: TableColumns) -> TableColumns:
 
 
 def own_fills(federation: Federation, columns: TableColumns) -> TableColumns:
-    """If ``columns.per_client``, add replacements computed from each client's own training rows.
+    """If ``columns.per_client`` is true, compute replacements from each client's own training rows too.
 
-    If a client has no value in a column, the replacement is the result of `fills_of` for all clients.
+    For a column in which a client has no value, the client gets the replacement computed from all clients' rows.
     """
     if not columns.per_client:
         return columns
@@ -100,7 +100,7 @@ def own_fills(federation: Federation, columns: TableColumns) -> TableColumns:
 
 
 def filled(federation: Federation, columns: TableColumns) -> Federation:
-    """Return the federation with missing values, marked by the indicators, replaced as in ``columns``."""
+    """Replace missing values, which each column's last feature indicates, by the values in ``columns``."""
 
     def fill_split(split: ClientData) -> ClientData:
         x = np.asarray(split.examples.x)
@@ -117,13 +117,16 @@ def filled(federation: Federation, columns: TableColumns) -> Federation:
 
 
 def _rows(federation: Federation, x: np.ndarray, split: ClientData) -> Iterator[tuple[int, np.ndarray]]:
-    """Iterate over the clients' ids and their rows of a split's store."""
+    """Iterate over the clients; yield each client's id and its rows of ``x``, the inputs of a split."""
     for client, start, size in zip(federation.client_ids, split.start, split.size, strict=True):
         yield int(client), x[start : start + size]
 
 
 def _fill(column: Column, x: np.ndarray) -> float | str:
-    """Return the median or most frequent level in a column's features [N, d]; ``column.fill`` if all are missing."""
+    """Return the median or the most frequent level of a column, given its features [N, d].
+
+    If all values are missing, return ``column.fill``.
+    """
     known = x[x[:, -1] == 0, :-1]
     if not len(known):
         assert column.fill is not None

@@ -234,7 +234,7 @@ def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str, Any]:
-    """Write an array, or its rows in a split's client order, and return its manifest entry."""
+    """Write an array, and return its entry in the manifest; with ``data``, write only the rows of its clients."""
     array = np.asarray(values)
     rows = len(array) if data is None else int(np.asarray(data.size).sum(dtype=np.int64))
     shape, check = (rows, *array.shape[1:]), 0
@@ -252,7 +252,7 @@ def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str,
 
 
 def _places(data: ClientData) -> Iterator[np.ndarray]:
-    """Yield the indices of the clients' examples in their store, in blocks, in client order."""
+    """Yield the rows of the clients' examples in the split's arrays, in client order, as blocks of indices."""
     start, size = np.asarray(data.start, np.int64), np.asarray(data.size, np.int64)
     ends = np.cumsum(size)
     for first in range(0, int(ends[-1]), _EXAMPLES):

@@ -1,4 +1,4 @@
-"""Deployment of a method in a real federation: Flower apps that run the same pure functions as a simulation."""
+"""Deployment of a method on real clients, by Flower apps that call the same pure functions as a simulation."""
 
 from jaxpfl.deploy.agreement import Agreement
 from jaxpfl.deploy.parties import Hub, Node

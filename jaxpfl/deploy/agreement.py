@@ -53,7 +53,7 @@ class Agreement:
 
     @classmethod
     def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Self:
-        """Make the agreement for the clients of a simulation: their number, and the shapes of their examples."""
+        """Make an agreement with the number of clients and the shapes of examples of a simulated federation."""
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.examples)
         return cls(spec, example, federation.num_clients, scaling, seed)
 
@@ -90,7 +90,7 @@ class Agreement:
 
     @cached_property
     def assembled(self) -> Assembled:
-        """The method and cohorts built from the settings, with one example per client as a placeholder."""
+        """Inputs of a simulation with these settings; each client's data are replaced by a placeholder example."""
         return assemble_shapes(self.spec, self.example, self.num_clients)
 
     @cached_property

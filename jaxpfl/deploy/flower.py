@@ -95,7 +95,9 @@ def _answer(kind: str, agreement: Agreement, load: Callable[..., Any], config: d
     """Handle a message at a node, and return the answer."""
     client = config.get("client", config.get("partition-id"))
     if client is None or "folder" not in config:
-        raise JaxpflError("--node-config must set folder, and partition-id or client: partition-id=0 folder='/path'")
+        raise JaxpflError(
+            "--node-config must set folder, and partition-id or client: for example, partition-id=0 folder='/path'"
+        )
     folder, loaded, (said, arrays) = Path(str(config["folder"])).absolute(), load(config), _unpack(message)
     (folder / "programs").mkdir(mode=0o700, parents=True, exist_ok=True)
     compiled.keep_in(folder / "programs")

@@ -46,8 +46,8 @@ class Node:
 
     Attributes:
       instance: random name, stored in the node's folder, by which the server recognizes a restarted node.
-      client_id: id of the client, below the number m of clients if the client takes part in training; None before
-        `join`.
+      client_id: id of the client; None before `join`. Clients that take part in training have ids below m, the number
+        of clients in the agreement.
     """
 
     def __init__(self, agreement: Agreement, data: Federation, folder: Path | None = None):
@@ -144,7 +144,7 @@ class Node:
 
     @cached_property
     def _client(self) -> tuple[Algorithm, Client, PyTree]:
-        """The method built for this node's numbers of examples, the client's functions, and the hyper-parameters."""
+        """Algorithm for this node's numbers of examples, its functions of this client, and the hyper-parameters."""
         if self.client_id is None:
             raise JaxpflError("the node has not joined a run: its state is missing")
         agreement, steps = self._agreement, int(self._kept["steps"])
@@ -160,7 +160,7 @@ class Node:
 
     @property
     def _beginning(self) -> tuple[Key, Key, PyTree, Array]:
-        """The arguments of `init_client` that follow the client's functions and precede the message."""
+        """Keys, hyper-parameters and client id, in the order in which `init_client` takes them."""
         return self._key("start"), self._key("key"), self._client[2], jnp.int32(self.client_id)
 
     def _message(self, arrays: Arrays) -> Message:
@@ -210,9 +210,10 @@ class Hub:
         self._expected = compiled.shapes(upload, self._key, self._hp, self.assembled.federation, message)
 
     def terms(self, client_id: int) -> Parcel:
-        """Return the arguments of `Node.join` for a client, with the message of round 0 even if the client joins later.
+        """Return the arguments of `Node.join` for a client.
 
-        A client that does not take part in training (with an id of at least m) gets the current message instead.
+        They contain the server's message of round 0, even if the client joins in a later round. Clients that do not
+        take part in training (their ids are at least m) get the message of the current round instead.
         """
         start = np.asarray(jax.random.key_data(stream(self._key, Purpose.CLIENT_INIT)))
         message = self._first if client_id < self._agreement.num_clients else self.message()
@@ -266,7 +267,7 @@ class Hub:
 
 
 def _call(function: Callable[..., Any], *given: Any) -> Any:
-    """Compile and call a function; the program may be read from disk, because each message may have a new process."""
+    """Compile and call a function. Compiled programs are kept on disk, because each message may start a new process."""
     given = jax.tree.map(jnp.asarray, given)
     return compiled.compiled(function, given)(*given)
 
@@ -278,7 +279,7 @@ def _send(server: Server, cohorts: Participation, key: Key, hp: PyTree, round: A
 def _update(
     server: Server, cohorts: Participation, keys: tuple[Key, Key], hp: PyTree, round: Array, state: PyTree, total: Any
 ) -> tuple[PyTree, Metrics]:
-    """Return the server's state and the round's metrics, given the sum of the nodes' results."""
+    """Update the server with the sum of the nodes' results; return its state and the round's metrics."""
     packed, contributors, done, tally = total
     upload, ctx = packed.unpack(), server_context(cohorts, round)
     reduced = Reduced(upload.total, upload.weight, contributors)
@@ -289,7 +290,7 @@ def _update(
 
 
 def _upload(algorithm: Algorithm, slots: int, key: Key, hp: PyTree, data: Federation, message: Message) -> PyTree:
-    """Run the first client's first round; the hub uses only the shapes of the result."""
+    """Run the first round of one client. The hub does not run this function; it only needs the shapes of the result."""
     client, zero = algorithm.clients[0], jnp.int32(0)
     own = init_client(client, key, key, hp, zero, message), Counts.row()
     shared, given = ((key, key), zero, hp, RELIABLE.rates, message.shared), (data.splits.client(0), zero, None, None)
@@ -312,7 +313,7 @@ def _secret() -> Key:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to an .npz file atomically: a killed process leaves the earlier or the new file, never a part."""
+    """Write arrays to an .npz file atomically: a process that is killed leaves either the old or the new file."""
     with files.whole(path, "wb") as file:
         np.savez(file, **arrays)
 

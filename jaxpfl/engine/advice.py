@@ -45,7 +45,7 @@ def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | 
     Args:
       settings: settings as the user gave them.
       without: settings without effect, as `without_effect` returns them.
-      recorded: settings of an earlier run from which ``settings`` start; None if there is none.
+      recorded: settings of an earlier run that ``settings`` takes as defaults; None if there is none.
 
     Raises:
       JaxpflError: if a setting without effect was given.
@@ -78,8 +78,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
-                f"{spec.method.name} with all clients in the cohort waits for the slowest, as synchronous methods do: "
-                "set a smaller cohort",
+                f"{spec.method.name} with all clients in the cohort waits for the slowest client, as a synchronous "
+                "method does: set a smaller cohort",
                 strict=strict,
             )
         others = [name for name in rates(spec.method.hyper) if name not in spec.hyper]
@@ -97,7 +97,10 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
-    """Warn if values of a sweep have different seeds, so that the effects are mixed; raise an error if ``strict``."""
+    """Warn if the values of a sweep do not all have the same seeds; raise an error if ``strict``.
+
+    The effects of the value and of the seed could then not be separated.
+    """
     found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
     lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
     swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}

@@ -133,7 +133,7 @@ def put_together(
       unseen: clients that are never trained, if any.
       task: result of `task_of`.
       graph: result of `graph_of`.
-      steps: number of local steps of the client with the most examples; None if this client is in the federation.
+      steps: number of local steps of the client with the most examples; by default, computed from the federation.
 
     Raises:
       JaxpflError: if a setting is incompatible with the data, or if a name is unknown.
@@ -218,8 +218,8 @@ def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
     if work.epochs is not None and falling:
         others = "lr_schedule or local_steps" if falling[0] == "lr_decay" else "local_steps"
         raise JaxpflError(
-            f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} depends on the steps of the client with "
-            f"the most examples, which every upload would reveal: with privacy, set {falling[0]} = 1, or give {others}"
+            f"with local_epochs = {work.epochs}, {spec.method.name}.{falling[0]} depends on the size of the largest "
+            f"client, so private uploads would reveal this size: set {falling[0]} = 1, or use {others}"
         )
 
 
@@ -230,7 +230,7 @@ class Assembled:
     Attributes:
       spec: settings of the run.
       task: model, loss and metrics.
-      federation: clients that are trained; if the attack flips labels, with the attackers' labels flipped.
+      federation: clients that are trained. If the attack flips labels, the attackers' labels are already flipped.
       unseen: clients that are never trained, if any.
       hp: hyper-parameters of the method, leaves [] or [S].
       cohorts: sampling of the cohorts.
@@ -359,7 +359,10 @@ class Assembled:
         return algorithm, values
 
     def _one_client(self) -> Splits:
-        """Shapes of one client's view of its data, computed without tracing, because tracing would slow every fit."""
+        """Shapes of one client's data, as its functions receive them.
+
+        They are computed without tracing, because tracing would slow down every fit.
+        """
         number = jax.ShapeDtypeStruct((), np.int32)
 
         def view(split: ClientData) -> ClientData:
@@ -397,7 +400,7 @@ class Assembled:
 
 
 def _is_registered(method: Method) -> bool:
-    """True if the method is one of jaxpfl's own, so that the computation of its upload is known."""
+    """True if the method is in jaxpfl's own registry; only then is it known how its upload is computed."""
     return method is algorithms.METHODS.get(method.name)
 
 
@@ -424,7 +427,9 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
 
 
 def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
-    """Arguments of `plan_of` and of `PrivacyConfig.mechanism` that describe the noisy sums in a round of the method.
+    """Description of the noisy sums in one round of the method, as arguments of privacy functions.
+
+    `plan_of` and `PrivacyConfig.mechanism` take these arguments.
 
     Args:
       spec: settings of a run whose method uploads.
@@ -480,10 +485,10 @@ def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Tas
 
 
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
-    """Graph of the clients that the method needs: the user's graph, or a graph of nearest neighbors.
+    """Graph whose nodes are the clients, if the method needs one: the user's graph, or a graph of nearest neighbors.
 
-    None if the method does not need a graph. By default (``graph="data"``), nearest neighbors are found without
-    training, by comparing the distributions of the clients' inputs.
+    The result is None if the method does not need a graph. By default (``graph="data"``), nearest neighbors are found
+    without training, by comparing the distributions of the clients' inputs.
 
     Args:
       spec: settings of the run.
@@ -492,8 +497,8 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
       named: name of a given graph in messages, such as the name of its file.
 
     Raises:
-      JaxpflError: if the graph has no edges, if ``spec.neighbours`` exceeds the number of other clients, or if
-        `client_graph` raises it.
+      JaxpflError: if the graph has no edges, if ``spec.neighbours`` exceeds the number of other clients, or as in
+        `client_graph`.
     """
     if not spec.method.graph:
         return None
@@ -517,7 +522,7 @@ def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
     for every client.
 
     Raises:
-      JaxpflError: if `participation.of` raises it.
+      JaxpflError: as in `participation.of`.
     """
     cohort, kind, cap, cycle = spec.cohort, spec.participation, spec.cohort_cap, spec.cycle
     if kind is None and spec.is_private and cohort not in (None, num_clients):
@@ -539,9 +544,9 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
 
     Raises:
       JaxpflError: if an option is unknown, has the wrong type, or has neither a value nor a default; if the method does
-        not support the model's running statistics; if the method and its algorithm disagree about being pooled or
-        asynchronous; if the algorithm cannot use the server optimizer because its server receives individual uploads;
-        or if the method's own builder raises it.
+        not support the model's running statistics; if ``pooled`` or ``asynchronous`` differs between the method and its
+        algorithm; if a server optimizer is set, but the server receives individual uploads instead of their sum; or as
+        in the method's own builder.
     """
     known = method.options
     for name in known.keys() - options.keys():

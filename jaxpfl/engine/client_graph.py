@@ -11,8 +11,8 @@ examples with a value that is not finite. The graph does not depend on the order
 run's seed. The exception is a federation of more than `graphs.MOST_EXACT` clients, for which the graph is approximate
 and depends on the order of the clients.
 
-The graph is computed on the host before a run. In a deployment, each client would upload its vector once for this
-comparison. The bytes of a run do not include this upload.
+The graph is computed on the host before a run. In a deployment, each client would first upload the vector that
+represents its inputs or its model. The reported bytes of a run do not include this upload.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def client_graph(
 
     Args:
       space: "data", "features" or "models".
-      federation: trained clients, whose training inputs are compared.
+      federation: trained clients; their training inputs (or the models trained on them) are compared.
       task: task whose model is trained if the space is "models", initialized with key 0.
       work: local work of a round if the space is "models". The method ``local`` runs for `LOCAL_ROUNDS` rounds with
         its default hyper-parameters.
@@ -66,7 +66,7 @@ def client_graph(
 
     Raises:
       JaxpflError: if the space is unknown, if ``neighbours`` is below 1, if the space is not "models" and the inputs
-        are not a single floating-point array, or if `graphs.nearest` raises it.
+        are not a single floating-point array, or as in `graphs.nearest`.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
@@ -77,7 +77,7 @@ def client_graph(
 
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
-    """`client_graph` for the spaces "data" and "features", which do not need a task."""
+    """Graph as in `client_graph` for the spaces "data" and "features", which do not need a task."""
     return graphs.nearest(_input_vectors(space, federation), neighbours)
 
 
@@ -127,11 +127,11 @@ def _map_clients(vector: Callable[[Array, Array], Array], clients: ClientData) -
 
 
 def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
-    """Median distance between different examples, the usual bandwidth of a kernel; 1 if all examples are equal.
+    """Median distance between unequal examples, which is the usual bandwidth of a kernel; 1 if all examples are equal.
 
-    At most `MOST_COMPARED` examples are compared: the first examples of each client, up to the same number for all
-    clients. If there are more clients than `MOST_COMPARED`, only the `MOST_COMPARED` clients with the smallest ids are
-    used, each with its first example.
+    At most `MOST_COMPARED` examples are compared. Each client contributes its first examples, at most `MOST_COMPARED` /
+    m of them for m clients. If there are more clients than `MOST_COMPARED`, only the `MOST_COMPARED` clients with the
+    smallest ids are used, each with its first example.
     """
     compared = np.argsort(client_ids)[:MOST_COMPARED]
     each = max(1, MOST_COMPARED // len(compared))

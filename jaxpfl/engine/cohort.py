@@ -66,7 +66,8 @@ class Spread(NamedTuple):
     """Distribution of clients over devices.
 
     Attributes:
-      mesh: mesh of the devices, with an axis `AXIS`. The compiler handles the model axis, if there is one.
+      mesh: mesh of the devices, whose axis `AXIS` is the axis of clients. If the mesh also has a model axis, the
+        compiler partitions the arrays on that axis.
       shared_data: whether all devices read the same copy of the data, as CPU devices do in the host's memory. Otherwise
         each device stores its own clients' data.
       even: whether each device runs an equal part of the cohort, which requires ``shared_data``. The state of a client
@@ -116,21 +117,23 @@ def run_cohort(
 
     Args:
       one: work of one client.
-      shared: inputs that are the same for all clients. ``one`` must not capture them instead: within ``shard_map``,
-        captured arrays keep their outer types, and the gradient of a ``lax.scan`` over a client's data fails on mixed
-        types.
-      rows: the clients' rows, [capacity] int32, sorted and distinct; m in empty slots.
+      shared: inputs that are the same for all clients. ``one`` must take them as an argument and not capture them.
+        Within ``shard_map``, captured arrays would keep their types from outside, and the gradient of a ``lax.scan``
+        over a client's data would fail because types differ.
+      rows: row of each slot's client in ``states``, [capacity] int32, sorted and distinct; m in empty slots.
       states: stacked client states, leaves [m', ...].
       data: other inputs that are stacked by client, leaves [m, ...] or [m', ...], including `ClientData`. The clients'
         examples remain in their common store: this function neither gathers nor copies them.
       num_clients: number m of clients.
       block: number of clients in one vectorized operation; 1 runs the clients one after the other.
-      everyone: whether the rows are 0 ... m-1 (static). If all clients then fit in one block, no row is gathered.
+      everyone: whether the rows are 0 ... m-1 (static). In this case, no row is gathered if all clients fit in one
+        block.
       spread: distribution of clients over several devices; None for one device (then m' = m).
 
     Returns:
-      All clients' states with the cohort's rows replaced; the sum over the cohort; and the outputs of every slot,
-      [capacity, ...], which are zero in empty slots. With several devices, the outputs are replicated on all of them.
+      An `Outcome`. ``state`` has all clients' states, with new states for the cohort. ``summed`` is the sum over the
+      cohort. ``kept`` has the outputs of every slot, [capacity, ...], which are zero in empty slots. If there are
+      several devices, each has a copy of ``kept``.
     """
     capacity = rows.shape[0]
     data, examples = split_stores(data)
@@ -176,7 +179,7 @@ def run_cohort(
 def _join_and_call(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
-    """Join one client's data with their stores, and call ``one``."""
+    """Insert the examples' arrays into one client's data (`join_stores`), and call ``one``."""
     return one(shared, present, state, join_stores(data, examples))
 
 
@@ -356,17 +359,18 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
 
 
 def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
-    """Split a tree stacked by client into the tree without its stores (leaves [m, ...]) and the stores ([N, ...]).
+    """Take the examples out of each `ClientData` in a tree; return the rest of the tree, and the examples.
 
-    A function of one client can then be mapped over the tree and receive the whole stores, so that examples are never
-    gathered or copied.
+    The examples of all clients are in common arrays [N, ...] (a store), while the other leaves are stacked by client,
+    [m, ...]. A function of one client can then be mapped over the other leaves and receive whole stores, so that
+    examples are never gathered or copied.
     """
     stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
     return join_stores(tree, [None] * len(stores)), tuple(stores)
 
 
 def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
-    """Inverse of `split_stores`, for one client's tree or a stacked tree."""
+    """Insert stores into a tree that `split_stores` returned, or into one client's rows of this tree."""
     given = iter(stores)
     return jax.tree.map(
         lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data
@@ -374,7 +378,7 @@ def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
 
 
 def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
-    """Convert positions in whole stores to positions in one device's shards of these stores.
+    """Convert each client's first position in whole stores to the position in one device's shards of these stores.
 
     Args:
       tree: tree that `split_stores` returned, without the examples of its `ClientData`, for one client or stacked by
@@ -399,7 +403,7 @@ MODEL = "model"
 
 
 class ModelAxis(NamedTuple):
-    """Mesh axis over which each client's arrays are sharded. Its devices form a group for one client at a time.
+    """Mesh axis over which each client's arrays are sharded. The devices on this axis work on one client together.
 
     Attributes:
       mesh: mesh of all devices, with an axis `MODEL`.
@@ -418,7 +422,7 @@ class ModelAxis(NamedTuple):
         return jax.tree.map(lambda a: NamedSharding(self.mesh, P(*lead, *_parts(a, count, len(lead)))), tree)
 
     def lay(self, tree: PyTree) -> PyTree:
-        """Constrain the compiler to shard arrays of one client or of the server; for use in a traced program."""
+        """Tell the compiler, within a traced program, to shard the arrays of one client or of the server."""
         within = jax.sharding.get_abstract_mesh()  # not empty in `shard_map`, where the axis of clients is manual
         mesh, count = self.mesh if within.empty else within, self.mesh.shape[MODEL]
 
@@ -451,7 +455,7 @@ def bytes_of_part(shapes: PyTree, count: int) -> int:
 
 
 def _parts(a: jax.ShapeDtypeStruct | Array, count: int, lead: int = 0) -> Sequence[str | None]:
-    """Mesh axis of each dimension after the leading dimensions: `MODEL` for at most one of them, otherwise None."""
+    """Mesh axis of each dimension after the ``lead`` first ones: `MODEL` for the sharded dimension, otherwise None."""
     if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # random keys are replicated
         return ()
     shape = a.shape[lead:]

@@ -1,4 +1,4 @@
-"""Cache of compiled programs, for later simulations of this process and, in a chosen folder, of other processes.
+"""Cache of compiled programs for later simulations. In a folder that the user chooses, other processes find them too.
 
 The key of a program (`key_of`) describes everything that determines the program. Settings, shapes and JAX's
 configuration are compared by value. Functions of jaxpfl and of known libraries are compared by their names and the
@@ -65,7 +65,7 @@ _folder: Path | None = None
 
 
 def keep_in(folder: Path | None) -> None:
-    """Also store programs in a folder, from which other processes can load them; None for memory only.
+    """Store programs also in a folder, from which other processes can load them; with None, only in memory.
 
     The folder's files are executed without a check, so nobody else may have write access to it.
     """
@@ -85,7 +85,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
     Args:
       function: pure function. The cache keeps a reference to every object that is compared by equality or identity,
         such as a user's function, until it removes the program.
-      arguments: arrays, or their shapes. A shape without a sharding may be placed on any device.
+      arguments: arrays, or their shapes. If a shape has no sharding, the array may be on any device.
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
@@ -164,7 +164,7 @@ def _places(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _place(leaf: Any) -> Any:
-    """Shape, dtype, weak type and sharding of an argument; no sharding if JAX may still move the array."""
+    """Shape, dtype, weak type and sharding of an argument; the sharding is None if JAX may still move the array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type, leaf.sharding
     if isinstance(leaf, np.ndarray):  # not converted to a JAX array, because it may be a file larger than memory
@@ -178,7 +178,8 @@ def _place(leaf: Any) -> Any:
 def _load_or_compile(key: Key, lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
     """Load the program of a key from the folder; if there is none, compile the program and write it there.
 
-    If the key contains a user's object, the program is traced first, and its text is part of the file's name.
+    If the key contains a user's object, the program is traced first, and a digest of the traced program's text is part
+    of the file's name.
     """
     folder, lowered, text = _folder, None, key.text
     if folder is None:
@@ -210,7 +211,7 @@ def _load_or_compile(key: Key, lower: Callable[[], jax.stages.Lowered]) -> jax.s
 
 @contextmanager
 def _discarded(path: Path) -> Iterator[None]:
-    """Suppress errors that reading a file raises in the block, and delete a file that cannot be read."""
+    """Suppress errors within a ``with`` block that reads a file; after an error, delete the file."""
     try:
         yield
     except FileNotFoundError:
@@ -294,7 +295,7 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key:
-    """Key of some values and of every program's implicit inputs: JAX's configuration, flags and devices."""
+    """Key that describes the values and the inputs that every program has: JAX's configuration, flags and devices."""
     config, defaults = jax.config, jax.config.values
     names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
     environment = (
@@ -311,9 +312,7 @@ def key_of(*values: Any) -> Key:
 
 
 def named(*values: Any) -> str | None:
-    """Digest of some values without the implicit inputs, 64 hexadecimal digits; None if a value contains a user's
-    object.
-    """
+    """Digest that describes only the values, 64 hexadecimal digits; None if a value contains a user's object."""
     reading = _Reading()
     text = reading.text(values)
     return text if reading.named else None
@@ -467,7 +466,8 @@ def _is_library(module: object) -> bool:
 def _is_known(kind: type) -> bool:
     """True if a class belongs to a known library.
 
-    The attribute lookup is needed because a class made without a global ``__name__`` also has the module ``builtins``.
+    The module must also have an attribute with the class's name, because a class that was made where ``__name__`` is
+    not defined has the module ``builtins`` too.
     """
     module = sys.modules.get(kind.__module__) if _is_library(kind.__module__) else None
     return hasattr(module, kind.__qualname__.partition(".")[0])

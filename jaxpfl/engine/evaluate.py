@@ -112,7 +112,8 @@ def personalize_all(
 ) -> tuple[PyTree, ...]:
     """Personalize every client's model; `score_all` scores these models as ``after``.
 
-    The result has one tree for each group, with leaves [m, ...].
+    The result has one tree for each group of clients (`Algorithm.clients`). The leaves are [size, ...] for a group of
+    this size.
     """
 
     def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
@@ -147,7 +148,7 @@ def adapt_client(
     Args:
       algorithm: the method.
       task: model, loss and metrics.
-      model: devices that share one client's arrays, as in `RoundPlan`.
+      model: mesh axis over which one client's arrays are sharded, as in `RoundPlan`; None if they are not sharded.
       client: the client's functions.
       today: inputs that are the same for all clients.
       own: state of the one trained client if the method is pooled; otherwise unused.
@@ -231,7 +232,7 @@ def adapt_all(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Return the inputs that all clients share, and `Message.per_client`, either for trained or for unseen clients."""
+    """Return the inputs that all clients share, and `Message.per_client`; if ``newcomers``, for unseen clients."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -382,7 +383,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
 
 
 def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
-    """Value of each metric for a client, []: the mean over its examples (NaN without examples), or `Pooled.score`."""
+    """Each metric of a client, []: the mean over the client's examples, NaN if it has none; or `Pooled.score`."""
     means = {}
     for name, totals in sums.items():
         metric = task.metrics[name]
@@ -394,7 +395,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
 
 
 def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
-    """Value of each `PerClient` metric, computed from all of a client's examples, []; NaN if there are none."""
+    """Each `PerClient` metric, computed from all of a client's examples together, []; NaN if there are no examples."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
     found = {}
@@ -507,7 +508,7 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
     Args:
       scores: score at each evaluation, [E, S].
       seconds: time of each evaluation, [E, S].
-      score: score to reach: a lower bound, or an upper bound if ``lower``.
+      score: score to reach. A score at least this high reaches it, or at most this high if ``lower``.
       lower: whether lower scores are better.
     """
     there = scores <= score if lower else scores >= score
@@ -516,7 +517,7 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
-    """Yield in order the rounds after ``start`` that are multiples of any ``every``, and ``rounds`` itself.
+    """Yield, in order, the rounds after ``start`` that are multiples of one of the numbers ``every``, and ``rounds``.
 
     An ``every`` of 0 has no multiples. Rounds are counted from the run's beginning, so a resumed run stops at the same
     rounds as an uninterrupted run.

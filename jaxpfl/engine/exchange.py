@@ -1,4 +1,4 @@
-"""Facts about one client's round, read from its traced program: bytes, and whether uploads depend on earlier rounds."""
+"""Properties of a client's round, found by tracing it: bytes sent, and whether uploads depend on earlier rounds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def client_round(
     hp: PyTree,
     federation: Federation,
 ) -> tuple[PyTree, Upload, Message]:
-    """New state, upload and received message of a group's first client in round 0."""
+    """Run round 0 for the first client of a group; return the new state, the upload, and the message it received."""
     key, zero = jax.random.key(0), jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), server)
     splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
@@ -115,7 +115,7 @@ def client_round(
 
 
 def client_memory(state: RunState, group: int) -> ClientMemory:
-    """Values that the group's first client has before its first round."""
+    """Values that the first client of a group has before its first round."""
     return ClientMemory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
 
 

@@ -35,7 +35,10 @@ _QUICK_WORK = 8e12
 
 
 def _choice(*names: str, count: bool = False) -> Kind:
-    """Kind of a setting that is one of the names or, if ``count``, a positive number, as an integer or as text."""
+    """Kind of a setting whose value is one of the names.
+
+    If ``count`` is true, the value may also be a positive integer, as a number or as text.
+    """
     *others, last = *names, *(["a positive number"] if count else [])
 
     def holds(value: Any) -> bool:
@@ -119,10 +122,11 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; otherwise clients run on the device that stores their state.
       vmap_runs: whether seeds and settings are one vectorized axis; otherwise they run one after the other.
       reasons: one sentence for each choice.
-      form: form of the convolutions and pools in the user's own model; None if there is no choice of a form.
+      form: form of the convolutions and pools in the user's own model; None if the model has no layers whose form can
+        be chosen.
       home: storage of the clients, in words; None if clients are stored on the devices.
       matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
-      lowered: precision that is used and a remark about it; None if the plan requests float32.
+      lowered: precision of matrix products and a remark about it, as text; None if the plan requests float32.
       model_shards: number of devices that share one client's model.
       share_bytes: bytes of one client's model on each device.
       tuning: kind of search for fast matrix products, and the reason for this choice; None if there is nothing to
@@ -261,8 +265,8 @@ def _groups_of(plan: ExecutionPlan, shards: int) -> int:
     present = len(jax.devices())
     if processes.several():
         raise JaxpflError(
-            f"plan.model_shards = {shards} supports one process only: with several, each device holds "
-            "its clients' whole models"
+            f"plan.model_shards = {shards} supports one process only: if there are several processes, "
+            "set plan.model_shards = 1"
         )
     if shards > present:
         raise JaxpflError(f"plan.model_shards must be at most {present} (the devices present), got {shards}")
@@ -318,7 +322,7 @@ def _linear_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[linear_ke
 
 
 def _runs_triton() -> bool:
-    """True if this machine's GPU has compute capability 8.0 or more, without which JAX 0.11 does not lower Triton."""
+    """True if the GPU has compute capability 8.0 or more; for older GPUs, JAX 0.11 cannot compile Triton kernels."""
     major = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")[0]
     return major.isdecimal() and int(major) >= 8
 

@@ -1,4 +1,4 @@
-"""Training of a method on stacked data, with the scores of every client, as called by ``jaxpfl.fit``."""
+"""Training of a method, and scores of every client: the implementation of ``jaxpfl.fit``."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class Fit(NamedTuple):
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, and the assumptions of the guarantee.
 
-        The guarantee includes later rounds of ``simulation.advance``. Another simulation cannot continue these runs
-        unless it adopts them (`Simulation.adopt`).
+        If `simulation.advance` has trained further rounds since, the guarantee includes them. Another simulation cannot
+        continue these runs unless it adopts them (`Simulation.adopt`).
 
         Args:
           delta: delta of the privacy claim; by default, the delta of the `PrivacyConfig`.
@@ -144,8 +144,7 @@ class Fit(NamedTuple):
             and otherwise "pld".
 
         Raises:
-          JaxpflError: if the run is not private or has no noise, if no delta is given, or if `PrivacyPlan.epsilon`
-            raises it.
+          JaxpflError: if the run is not private or has no noise, if no delta is given, or as in `PrivacyPlan.epsilon`.
         """
         if self.privacy is None:
             raise JaxpflError("the run was not private: pass privacy=Mechanism(...) to fit, with a method that uploads")

@@ -32,7 +32,7 @@ def houses(tmp_path: Path) -> list[str]:
 def test_a_table_is_described(capsys, houses):
     result = jaxpfl(capsys, "data", "describe", *houses, "--json")
     assert result.status == 0
-    assert "task = regression, as column 'price' contains 70 different values, real numbers" in result.err
+    assert "column 'price' contains 70 different values, real numbers, so task = regression" in result.err
     found = result.json
     assert (found["clients"], found["input_shape"], found["standardized"]) == (5, [4], True)
     assert found["source"].endswith("houses.csv, 4 features: area; heating (3 categories)")

@@ -55,7 +55,7 @@ def test_other_separators(tmp_path: Path, mark: str) -> None:
     ],
 )
 def test_the_task_follows_the_labels_and_is_said(tmp_path: Path, target, task, classes, words) -> None:
-    with pytest.warns(JaxpflWarning, match=rf"task = {task}, as column '{target}' {words}: set the task"):
+    with pytest.warns(JaxpflWarning, match=rf"column '{target}' {words}, so task = {task}: set the task"):
         source = table(tmp_path, HEAD + ROWS, TableOptions(target, "city"), None)
     assert (source.task, source.num_classes) == (task, classes)
     with warnings.catch_warnings():
@@ -115,7 +115,7 @@ TAGS = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"
     ],
 )
 def test_several_columns_of_labels(tmp_path: Path, target, task, words) -> None:
-    with pytest.warns(JaxpflWarning, match=f"task = {task}, as columns {words}"):
+    with pytest.warns(JaxpflWarning, match=f"columns {words}, so task = {task}"):
         source = table(tmp_path, TAGS, TableOptions(target, "site"), None)
     wanted = {"calm,dry": [[0, 1], [1, 1], [0, 0], [1, 0]], "y, calm": [[2.5, 0], [3, 1], [4, 0], [5, 1]]}[target]
     np.testing.assert_array_equal(source.y_train, wanted)

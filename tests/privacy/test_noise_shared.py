@@ -215,7 +215,7 @@ def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
 @pytest.mark.parametrize(
     ("method", "privacy", "more", "said"),
     [
-        ("fedavg", CENTRAL, {}, "fedavg.lr_decay depends on the steps of the client with the most examples"),
+        ("fedavg", CENTRAL, {}, "fedavg.lr_decay depends on the size of the largest client"),
         ("adaped-plus", CENTRAL, {"lr_schedule": "constant", "hyper": {"anneal": 0.5}}, "adaped-plus.anneal depends"),
     ],
 )

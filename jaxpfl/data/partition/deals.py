@@ -131,10 +131,10 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
 
 
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
-    """Swap classes between hands in place until no hand has a class twice; return False if no swap is possible.
+    """Swap classes between clients, in place, until no client holds a class twice; return False if this fails.
 
-    A row of ``hands`` [m, k] contains the k classes that were dealt to a client. Every swap decreases the number of
-    duplicates, so the loop terminates.
+    Row i of ``hands`` [m, k] has the k classes that were dealt to client i. Every swap decreases the number of
+    duplicates, so the loop terminates. False means that a duplicate remains and no swap removes it.
     """
     m, k = hands.shape
     counts = np.zeros((m, num_classes), np.int32)
@@ -168,9 +168,11 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
 
 
 def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal class by class, each class to the clients with the most free slots; break ties at random.
+    """Deal copies[c] copies of each class c to m clients, so that each client holds k distinct classes, [m, k].
 
-    This succeeds whenever a deal is feasible (Gale and Ryser).
+    Classes are dealt in random order. The copies of a class go to different clients: first to the client that still
+    lacks the most classes, with ties broken at random. If any such deal exists, this method finds one (theorem of Gale
+    and Ryser).
     """
     free = np.full(m, k)
     hands: list[list[int]] = [[] for _ in range(m)]
@@ -258,8 +260,8 @@ def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator)
 class ClientClusters(NamedTuple):
     """True clusters of clients, each with its own permutation of the labels.
 
-    Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``. For every input, the
-    right prediction for one cluster can therefore be wrong for another cluster.
+    Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``. The same input can
+    therefore have different labels in two clusters, and no single model can fit both.
 
     Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning" (permuted labels).
 

@@ -1,10 +1,11 @@
-"""Registry of partitions: assignments of examples to clients, drawn by NumPy on the host.
+"""Registry of partitions. A partition assigns the examples of a data set to clients; it is drawn with NumPy.
 
 The random generator of a partition depends only on the split seed. A seed gives the same split in every run and on
-every platform, because partitions draw only permutations, integers, and numbers from `jaxpfl.data.portable`. Every
-partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that were
-not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is divided so that each
-client's test set resembles its training set: both have the same users, or similar proportions of the same classes.
+every platform: partitions draw permutations and integers with NumPy, and all other random numbers with
+`jaxpfl.data.portable`. Every partition except ``natural`` assigns each training example to exactly one client.
+``natural`` leaves out the examples of users that were not chosen; `jaxpfl.data.summary` counts these examples. The
+official test set is divided so that each client's test set resembles its training set: both have the same users, or
+similar proportions of the same classes.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Assignment(NamedTuple):
       train: m disjoint arrays of indices.
       test: m disjoint arrays of indices; None if there is no official test set, or none of its users
         is a training user.
-      labels: label that each client gives to each class if the partition is ``clusters``, [m, num_classes] int32;
-        otherwise None, and the labels of the source are kept.
+      labels: for the partition ``clusters``, the label that each client gives to each class, [m, num_classes] int32.
+        For other partitions, None: the clients use the labels of the data set.
     """
 
     train: list[Indices]
@@ -54,7 +55,7 @@ class Assignment(NamedTuple):
 @read_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """Options of all partitions, None if not given; `PARTITIONS` lists the options that each partition takes."""
+    """Options of all partitions. An option that is not given is None; `PARTITIONS` lists each partition's options."""
 
     classes_per_client: int | None = setting(None, range=COUNT)
     """Number of classes that each client holds, for the partition classes."""
@@ -134,14 +135,14 @@ def _required(value: Any, partition: str, what: str) -> Any:
 
 
 def _alike(source: Source, train: list[Indices], rng: np.random.Generator) -> Assignment:
-    """Assign the test set so that clients have the same class proportions as in their training sets."""
+    """Assign the test set so that each client's test set has the class proportions of its training set."""
     if source.y_test is None:
         return Assignment(train, None)
     return Assignment(train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng))
 
 
 def _assign_hands(source: Source, held: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Split both sets by the classes that clients hold, [m, k]; clients are tested on the classes they train on."""
+    """Split the training and test sets by ``held`` [m, k], the classes that each client holds in both sets."""
     train = split_by_class(source.y_train, held, rng)
     test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
     return Assignment(train, test)
@@ -162,7 +163,9 @@ def _clusters(source: Source, m: int, options: PartitionOptions, rng: np.random.
 def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
     if options.sigma is None and options.min_examples is not None:
-        raise JaxpflError("the partition 'classes' takes min examples only with sigma: without sigma, sizes are equal")
+        raise JaxpflError(
+            "the partition 'classes' takes min examples only with sigma: set sigma, or leave out min examples"
+        )
     held = deal_classes(np.unique(source.y_train), m, k, rng)
     if options.sigma is None:
         return _assign_hands(source, held, rng)

@@ -1,4 +1,4 @@
-"""Random skews of clients, identical on every platform: Dirichlet class proportions and log-normal sizes."""
+"""Partitions with random class proportions (Dirichlet) or random sizes (log-normal), equal on every platform."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _TRIES = 1000
 def dirichlet_per_client(
     labels: np.ndarray, m: int, alpha: float, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Draw each client's class proportions from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
+    """Draw clients of equal size whose class proportions come from Dir(alpha, ..., alpha) (Hsu et al. 2019).
 
     Clients take turns in random order. In each turn, a client draws one example without replacement: first a class,
     with the client's proportions renormalized over the classes that have examples left, and then an example of that
-    class. All examples are used and sizes differ by at most 1, so in the last turns few classes are left. The realized
-    proportions are therefore flatter than the drawn proportions, especially for a small alpha. (Hsu et al. write
-    Dir(alpha' p) with a prior p; for a uniform p, their alpha' is this alpha times the number of classes.)
+    class. All examples are used, and clients' sizes differ by at most 1. In the last turns few classes have examples
+    left, so clients must take what remains. The realized proportions are therefore flatter than the drawn proportions,
+    especially for a small alpha. (Hsu et al. draw from Dir(alpha' p) with given class proportions p. If p is uniform,
+    alpha' equals alpha times the number of classes.)
 
     Args:
       labels: class of each example, [N] in 0 .. num_classes - 1. Classes without examples are ignored.
@@ -48,7 +49,7 @@ def dirichlet_per_client(
 def dirichlet_per_class(
     labels: np.ndarray, m: int, alpha: float, least: int, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Draw each class's shares among the clients from Dir(alpha, ..., alpha), which gives very unequal sizes.
+    """Divide each class among the clients in proportions from Dir(alpha, ..., alpha); sizes are very unequal.
 
     This is the split of Yurochkin et al. 2019 with the two customary changes of Lin et al. 2020: a client that already
     has N / m examples gets no examples of the following classes, and the draw is repeated until every client has
@@ -84,7 +85,7 @@ def dirichlet_per_class(
 
 
 def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator) -> list[Indices]:
-    """Draw iid clients with sizes of at least 1, proportional to exp(sigma z) with z standard normal.
+    """Draw iid clients of log-normal size: proportional to exp(sigma z) with z standard normal, and at least 1.
 
     Args:
       labels: class of each example, [N]; only the number of labels matters.
@@ -112,7 +113,7 @@ def lognormal_by_class(
     Args:
       labels: class of each example, [N] in 0 .. num_classes - 1.
       held: distinct classes of each client, [m, k].
-      sigma: standard deviation of the logarithm of the clients' weights, >= 0.
+      sigma: standard deviation of the logarithm of a client's weight exp(sigma z), >= 0.
       least: minimum number of examples per client.
       num_classes: number of classes.
       rng: random generator.
@@ -149,11 +150,11 @@ def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) 
 
 
 def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw one of the remaining examples' classes in each turn, without replacement; return the clients' counts [m, C].
+    """Draw the class of one example per turn, without replacement; return each client's number of each class, [m, C].
 
     Args:
-      log_weights: logarithms of the clients' class proportions, not normalized, [m, C].
-      turns: client of each turn, [N].
+      log_weights: logarithms of unnormalized class proportions of each client, [m, C].
+      turns: client that draws in each turn, [N].
       left: number of examples of each class, N in total, [C].
       rng: random generator.
     """
@@ -177,7 +178,7 @@ def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, 
 
 
 def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw the counts [m, C] of one attempt of `dirichlet_per_class`."""
+    """Draw once, as in `dirichlet_per_class`, how many examples of each class each client gets, [m, C]."""
     n = int(totals.sum())
     counts = np.zeros((m, len(totals)), np.int64)
     sizes = np.zeros(m, np.int64)

@@ -46,10 +46,10 @@ class Source(NamedTuple):
       task: task of the labels, a name in `jaxpfl.models.TASKS`.
       class_names: labels of the classes in the data set (numbers or strings), [num_classes], or None if they are 0 ..
         num_classes - 1.
-      ordered: whether a user's examples are in the order of a text or in time order, so that the last examples are held
+      ordered: whether a user's examples are in the order of a text or of time. If so, the user's last examples are held
         out for testing.
-      persons: person of each training example, [N] int32, or None. All examples of a person at one client are in the
-        same split.
+      persons: person of each training example, [N] int32, or None. All of a person's examples at a client go to the
+        same split (train, validation or test).
       columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
@@ -82,7 +82,7 @@ class Preparation:
       inputs, scales, class_names, columns: as in `Source`; ``columns`` includes the replacements for missing values.
       raw_dtype: dtype of the inputs before they were scaled; None if an input is not a single array.
       persons: whether the person of each example is known (`Source.persons`).
-      scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if they were not standardized after loading.
+      scaling: scaling of the inputs, a `jaxpfl.data.Scaling`; None if the inputs were not standardized after loading.
     """
 
     inputs: Inputs
@@ -95,7 +95,7 @@ class Preparation:
 
     @classmethod
     def of(cls, source: Source, columns: TableColumns | None) -> Preparation:
-        """Return the preparation of a source's examples whose missing values are replaced as in ``columns``."""
+        """Return the preparation of a source's examples; ``columns`` states how missing values are replaced."""
         dtype = getattr(source.x_train, "dtype", None)
         persons = source.persons is not None
         return cls(source.inputs, source.scales, source.class_names, columns, dtype and str(dtype), persons)
@@ -232,7 +232,7 @@ def pooled(source: Source) -> Source:
 
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Concatenate two arrays; the result is in a file if the first array is in a file."""
+    """Concatenate two arrays; if the first is a memory-mapped file, the result is one too."""
     if not host_memory.is_mapped(a):
         return np.concatenate([a, b])
     joined = host_memory.Growing(in_file=True)
@@ -292,18 +292,18 @@ def warn_of_empty(place: Path, names: Collection[str]) -> None:
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Number users, [N] and [T], as 0 .. U - 1 in the sorted order of their names; also return the names, [U]."""
+    """Number the users of the examples, [N] and [T], as 0 .. U - 1 in the order of their names, also returned."""
     names, numbers = np.unique(train if test is None else np.concatenate([train, test]), return_inverse=True)
     numbers = numbers.astype(np.int32)
     return numbers[: len(train)], None if test is None else numbers[len(train) :], names
 
 
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
-    """Return the error for labels with a dtype that cannot represent classes."""
+    """Return the error for labels whose dtype is not an integer type, so that they cannot be classes."""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")
 
 
 def one_line(error: BaseException) -> str:
-    """Shorten a library's error message to one line of at most 200 characters, to quote it in our own message."""
+    """Shorten a library's error message to one line of about 200 characters, to quote it in a `JaxpflError`."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]} ..."

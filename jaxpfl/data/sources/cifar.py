@@ -101,7 +101,7 @@ def describe_cifar(name: str, root: Path) -> str:
 
 
 def _locate(name: str, root: Path) -> tuple[str, Path]:
-    """Return the kind and place of the files: ("python" or "binary", folder) or ("npz", file)."""
+    """Return the format and the path of the files: ("python" or "binary", folder) or ("npz", file)."""
     known = CIFAR_SETS[name]
     places = [root / name, root / known.archive, root]
     for place in places:
@@ -128,7 +128,7 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
 
 
 def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Read images [N, 32, 32, 3] uint8 and their label columns, [N] int32 each; the last column is the class."""
+    """Read images [N, 32, 32, 3] uint8, and columns of labels, each [N] int32; the last column is the class."""
     flat, columns = read(known, path)
     if any(len(column) != len(flat) for column in columns):
         raise JaxpflError(f"{path}: {len(flat)} images but {', '.join(str(len(c)) for c in columns)} labels")

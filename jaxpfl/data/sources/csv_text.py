@@ -48,8 +48,8 @@ class Table(NamedTuple):
 
     Attributes:
       path: path of the file, for error messages.
-      cells: cells without surrounding spaces; "" where a row is too short. The columns are named by the first line, and
-        the index has each row's line number, counted from 1.
+      cells: data frame of the cells without surrounding spaces; "" where a row is too short. The column names are from
+        the file's first line. The index of the data frame has each row's line number in the file, counted from 1.
       separator, decimal: separator of cells and decimal mark in the file.
       missing: words that mark a cell without a value, in lower case.
     """
@@ -92,7 +92,7 @@ class Table(NamedTuple):
 
         Args:
           name: name of the column.
-          used: columns that have another use, which the error message does not suggest.
+          used: columns that have another use; the error message does not suggest them.
 
         Raises:
           JaxpflError: if there is no such column; the message lists the columns and suggests what to write.
@@ -166,8 +166,8 @@ def read(
       missing_words: words for a cell without a value, separated by commas, in any case; by default, `MISSING`.
 
     Raises:
-      JaxpflError: if the file cannot be read; if it has no column names, the same name twice, or no rows; or if it is
-        unclear whether the commas or points in its numbers separate decimals or thousands.
+      JaxpflError: if the file cannot be read; if it has no column names, the same name twice, or no rows; or if commas
+        or points in its numbers can mean either decimals or thousands.
     """
     cells, separator = rows(path, separator, encoding)
     if cells.empty:
@@ -190,7 +190,7 @@ def read(
 
 
 def table_of(frame: pandas.DataFrame) -> Table:
-    """Convert a data frame to a table of strings whose rows are lines 1 to N; NaN and None become ""."""
+    """Convert a data frame to a table of strings. Its rows are numbered as lines 1 to N; NaN and None become ""."""
     cells = frame.astype(object).where(frame.notna(), "").map(lambda cell: str(cell).strip())
     cells.columns, cells.index = [str(name) for name in frame.columns], np.arange(1, len(frame) + 1)
     return Table(Path("data frame"), cells, "comma", "point")
@@ -201,7 +201,7 @@ def rows(
 ) -> tuple[pandas.DataFrame, Separator]:
     """Read the non-empty rows of a file as strings without surrounding spaces, and find the separator.
 
-    The index has the line number of each row.
+    The index of the data frame has the line number of each row.
 
     Raises:
       JaxpflError: if the file cannot be read, or has a row longer than the first row.
@@ -286,9 +286,10 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
     """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: if the marks may separate thousands instead of decimals: if all numbers with a comma look like 1,234,
-        or if the separator is a semicolon or tab and a column has both 1.234 and 567 (Excel can write thousands with a
-        point).
+      JaxpflError: if the marks may separate thousands instead of decimals. This is so if all numbers with a comma look
+        like 1,234 and none has a point. It is also so if cells are separated by semicolons or tabs, and in a column all
+        numbers with a point look like 1.234 and the longest integer has three digits, as Excel can write numbers with a
+        mark for thousands.
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]
@@ -304,12 +305,12 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
         flag = "--decimal comma" if "," in cell else "--decimal point"
         raise JaxpflError(
             f"{path} line {line}: the mark in {cell!r} may separate decimals or thousands: write thousands without "
-            f"a mark, or decimals with a fourth digit (jaxpfl estimate also takes {flag})"
+            f"a mark, give decimals a fourth digit, or use {flag} (only in jaxpfl estimate)"
         )
     return "comma" if commas and not any(points) else "point"
 
 
 def _marked(column: list[tuple[int, str]], mark: Decimal) -> list[tuple[int, str]]:
-    """Return the numbers in a column that contain the decimal mark, with their line numbers."""
+    """Return the line number and the cell of each number with this decimal mark in a column."""
     sign = "." if mark == "point" else ","
     return [(line, cell) for line, cell in column if sign in cell and _NUMBER[mark].fullmatch(cell)]

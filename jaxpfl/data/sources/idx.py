@@ -123,7 +123,7 @@ _Pair: TypeAlias = tuple[Path, Path]
 
 
 def load_idx_set(name: str, root: Path) -> Source:
-    """Load one of `IDX_SETS`, which must have a test set."""
+    """Load one of `IDX_SETS`; files of a test set are required."""
     return _load(name, _folders(name, root), IDX_SETS[name], needs_test=True)
 
 
@@ -176,7 +176,11 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
-    """Find one file; uncompressed files come first. EMNIST's names have a prefix; several prefixes are an error."""
+    """Return the file of one kind ("images" or "labels") in a folder, or None if there is none.
+
+    An uncompressed file is preferred. A name may have a prefix before one of ``parts``, as in EMNIST; files with
+    different prefixes are an error.
+    """
     names = [file for part in parts for file in _names(part, kind)]
     for file in names:
         if (folder / file).is_file():

@@ -13,9 +13,9 @@ detected from the first example:
 For classification, each example has one label; in LEAF's Shakespeare, the label is the token that follows a window of
 context. For next-token prediction, an example has a label at each position, and -1 means no label.
 
-Only ``train`` and ``test`` are read, not Reddit's ``val``: use ``validation_share`` to hold examples out.
-``num_samples`` is not read, because it is wrong in LEAF's own Shakespeare test files (``split_data.py`` counts the 79
-examples that overlap the training text, although it leaves them out).
+Only ``train`` and ``test`` are read. Reddit's folder ``val`` is not; to hold out validation examples, use
+``validation_share``. ``num_samples`` is not read, because it is wrong in LEAF's own Shakespeare test files: LEAF's
+``split_data.py`` leaves out the 79 examples that overlap the training text, but counts them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Vocabulary(NamedTuple):
     size: int
 
     def tokens(self, sequence: list, whose: str) -> np.ndarray:
-        """Convert a sequence to tokens, [n] int32.
+        """Convert a sequence of words or tokens to tokens, [n] int32.
 
         Raises:
           JaxpflError: if a token in the files is not an integer in 0 .. size - 1.
@@ -108,10 +108,11 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     """Load a data set in LEAF's format.
 
     Args:
-      name: one of `LEAF_SETS`, whose kind of inputs is known, or another name, for which all three kinds are allowed.
+      name: name of the data set. For a name in `LEAF_SETS`, the inputs must be of the known kind; for other names, all
+        three kinds are allowed.
       folder: folder of the files, as described in the module's docstring.
-      every: whether to label each position of text and sequences (for next-token prediction), and not only the end of
-        each window.
+      every: whether each position of text and sequences gets a label (for next-token prediction). Otherwise only the
+        end of each window gets one.
       tokens: whether to treat integer inputs as tokens.
 
     Raises:
@@ -243,7 +244,7 @@ def _array(x: list, whose: str) -> np.ndarray:
             raise ValueError(f"integers from {array.min()} to {array.max()} do not fit in 32 bits")
         array = array.astype(np.int32 if integers else np.float64, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:
-        raise JaxpflError(f"{whose}: inputs must be numbers, in lists of equal length: {one_line(error)}") from None
+        raise JaxpflError(f"{whose}: inputs must be numbers, in lists of equal length ({one_line(error)})") from None
     if array.size == 0:
         raise JaxpflError(f"{whose}: inputs must contain at least one number, got shape {array.shape}")
     check_finite(array, whose)
@@ -303,9 +304,10 @@ def _concatenate(
 def _number_labels(
     parts: dict[str, _Encoded], classes: int | None, folder: Path
 ) -> tuple[dict[str, _Encoded], int, np.ndarray | None]:
-    """Convert labels to 0 .. classes - 1, and return the parts, the number of classes and the original labels.
+    """Convert the labels of the training and test parts to 0 .. classes - 1.
 
-    The original labels are None if they were tokens or already numbered.
+    Also return the number of classes and the original label of each class. The latter is None if labels are tokens or
+    were already numbered.
     """
     largest = max(int(part.y.max(initial=0)) for part in parts.values())
     if classes is not None and largest >= classes:
@@ -332,9 +334,10 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
 def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
-    In LEAF, each position of a speech has a string of length L, so neighboring strings overlap in L - 1 characters.
-    With ``every``, only each L-th string of a speech, and the speech's last string, are kept. The last string has
-    labels only at positions that no earlier string covers, so that each character is labeled once.
+    LEAF writes one string of length L for each position of a speech, so that consecutive strings overlap in L - 1
+    characters. If ``every`` is true, each position of a string has a label, so only every L-th string of a speech and
+    its last string are kept. The last string has labels only at positions that no earlier string covers, so that no
+    character is predicted twice.
 
     Returns:
       Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for no label.
@@ -376,10 +379,10 @@ def tally(users: Users) -> Tally:
 
 
 def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
-    """Return the vocabulary of a folder, from LEAF's file if there is one, and otherwise from the training words.
+    """Read the vocabulary of a folder from LEAF's file, or compute it from the training words if there is no file.
 
-    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without this file, the vocabulary has the most
-    frequent words, with ties in alphabetical order, as in LEAF's ``build_vocab.py``.
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. A computed vocabulary has the most frequent words,
+    as in LEAF's ``build_vocab.py``; equally frequent words are in alphabetical order.
 
     Args:
       folder: folder of the data set.
@@ -419,18 +422,19 @@ def check_windows(places: int, length: int, folder: Path) -> None:
 def windows(
     x: list, y: list, whose: str, vocabulary: Vocabulary, length: int, every: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one user's comments to examples, each with a context and the next token.
+    """Convert one user's comments to examples for the prediction of the next token.
 
-    LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
-    becomes a separate example: the sequence up to this position, padded with `PAD` in front, and the position's target.
-    Positions whose target is padding or an unknown word are left out, because there is nothing to predict (LEAF counts
-    such predictions as wrong). With ``every``, an example is a whole sequence, padded at the end, with all its targets.
+    LEAF cuts a comment into sequences of 10 tokens and predicts the next token (the target) at every position. Here,
+    every position becomes a separate example: its input is the sequence up to this position, padded with `PAD` in
+    front, and its label is the target. Positions whose target is padding or an unknown word are left out, because there
+    is nothing to predict (LEAF counts such predictions as wrong). If ``every`` is true, an example is instead a whole
+    sequence, padded at the end, with one label per position.
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.
-      y: one dictionary per comment with its ``target_tokens`` in the same shape, and optionally ``count_tokens``, 0
-        where a sequence is padded.
-      whose: owner of the comments, for errors.
+      y: one dictionary per comment. ``target_tokens`` has the shape of the comment. If ``count_tokens`` is present, it
+        has this shape too, and is 0 where a sequence is padded.
+      whose: name of the user, for error messages.
       vocabulary: tokens of the words.
       length: number of tokens in a window, which is the length of the longest sequence.
       every: whether to label each position of a sequence.
@@ -455,7 +459,7 @@ def windows(
 
 
 def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndarray]]:
-    """Iterate over the sequences of a user's comments, with their targets and the mask of positions that count."""
+    """Iterate over the sequences of a user's comments, their targets, and masks that are false at padding."""
     for comment, label in zip(x, y, strict=True):
         targets = label.get("target_tokens") if isinstance(label, dict) else None
         if not isinstance(comment, list) or not isinstance(targets, list):
@@ -471,7 +475,7 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
 
 
 def _sequences(comment: Any) -> list[list]:
-    """Return the sequences of a comment, which may be a single sequence; [] if the comment has neither form."""
+    """Return the sequences of a comment: a list of sequences, or one sequence. Other values give []."""
     if not isinstance(comment, list):
         return []
     nested = [isinstance(part, list) for part in comment]

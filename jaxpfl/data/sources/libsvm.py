@@ -1,13 +1,13 @@
 """Text files in the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
 
-``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``. A file PATH.t, if there is one,
-becomes the official test set (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses the
-files.
+``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``. If there is a file PATH.t, it
+becomes the official test set. For example, ``a9a.t`` is the test set of ``a9a``, and the compressed file ``x.t.bz2`` is
+the test set of ``x.bz2``. scikit-learn parses the files.
 
 By default, integer labels become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1), and other
-labels make the task a regression. For the task multilabel, a line begins with any number of labels, ``2,5 index:value
-...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense float32 arrays
-(float64 if float32 loses digits), and are not scaled.
+labels make the task a regression. For the task multilabel, a line may begin with several labels, ``2,5 index:value
+...``, or none. Each distinct label becomes a column of 0 and 1; the columns are in the order of the labels' values.
+Inputs become dense float32 arrays (float64 if float32 loses digits), and are not scaled.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
 
 
 def _parse(files: list[Path], several: bool) -> list[tuple]:
-    """Parse each file's sparse inputs (with the same features) and labels; with ``several``, labels are tuples."""
+    """Parse the sparse inputs and the labels of each file; all files get the same number of features.
+
+    If ``several`` is true, the labels of a line are a tuple.
+    """
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
@@ -107,7 +110,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many types of errors
         hint = "" if several else " (if lines have several labels, set task = multilabel)"
-        raise JaxpflError(f"{' or '.join(map(str, files))}: not LIBSVM text: {one_line(error)}{hint}") from error
+        raise JaxpflError(f"{' or '.join(map(str, files))} is not LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
     for file, (x, _) in zip(files, parts, strict=True):
         if x.shape[0] == 0 or x.shape[1] == 0:
@@ -116,7 +119,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
 
 
 def _text(file: Path) -> IO[bytes]:
-    """Read a file into memory, inflating it piece by piece as long as it fits."""
+    """Read a file into memory; inflate a compressed file piece by piece, up to a limit."""
     inflate: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
     text = io.BytesIO()
     try:

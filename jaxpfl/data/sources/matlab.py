@@ -40,7 +40,7 @@ class _Matrix(NamedTuple):
 
 
 class _Elements:
-    """A sequence of data elements in some bytes, read in order."""
+    """Bytes that contain a sequence of data elements (units of the file format), which are read in order."""
 
     def __init__(self, content: memoryview, order: str):
         self.content, self.order, self.at = content, order, 0

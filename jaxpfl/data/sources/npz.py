@@ -1,9 +1,14 @@
-"""NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` files.
+"""Data sets in NumPy archives, ``npz:FILE``, and a reader for single arrays in ``.npy`` files.
 
-An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats [N] or [N, d] for a regression, integers 0
-and 1 [N, d] for several labels per example, or one token for each position of the input tokens [N, T], where -1 means
-no label. An archive may also have ``x_test`` and ``y_test``, and ``users_train`` and ``users_test`` (or
-``writer_...``) with the user of each example.
+An archive has the arrays ``x_train`` and ``y_train``. The labels ``y_train`` are one of:
+
+- classes [N];
+- floats [N] or [N, d], for a regression;
+- integers 0 and 1 [N, d], if an example can have several labels;
+- tokens [N, T], one for each position of the input tokens, where -1 means no label.
+
+An archive may also have ``x_test`` and ``y_test``, and ``users_train`` and ``users_test`` (or ``writer_...``) with the
+user of each example.
 
 Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if ``tokens`` is set, if the array
 ``vocabulary`` gives the number of tokens, or if the task is next-token. All other inputs are features. Classes are
@@ -125,7 +130,7 @@ def load_npz(
 
     Raises:
       JaxpflError: as in `read_npz`; or if an array is missing; if shapes do not match; if no task is given and the
-        labels are floats with integer values; if tokens or their labels exceed 32 bits; or if a number is not finite.
+        labels are floats with integer values; if tokens do not fit in 32 bits; or if a number is not finite.
     """
     headers = read_headers(path)
     description = description or f"arrays in {path}"
@@ -187,9 +192,10 @@ def load_npz(
 def _number_labels(
     path: Path, labels: dict[str, np.ndarray], task: str | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Return the class number of each label [N], and the names of the classes.
+    """Convert the labels of each part, [N], to class numbers; also return the names of the classes.
 
-    The names are None if they are equal to the class numbers. Labels that are not classes are returned unchanged.
+    The names of the classes are their values in the archive, or None if these equal the class numbers. Labels that are
+    not classes are returned unchanged, with None.
     """
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
@@ -237,13 +243,13 @@ def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
 
 
 def _is_by_position(y: np.ndarray, x: Header) -> bool:
-    """Return True for integer labels at each position of the tokens x."""
+    """Return True if y has an integer label for each position of the inputs x [N, T]."""
     return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
 
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive, and convert any error in the block to a `JaxpflError` of one line.
+    """Open an archive for a ``with`` block, and convert any error in the block to a `JaxpflError` of one line.
 
     zipfile, its codecs and NumPy's parser raise many types of errors for damaged files.
     """
@@ -262,7 +268,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
-    """Inflate an array, whose header has been checked, into a temporary file."""
+    """Inflate an array into a temporary file. The caller has checked the array's header."""
     first = np.lib.format.read_magic(member) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(member)
@@ -287,7 +293,7 @@ def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
 
 
 def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> str | None:
-    """Check the arrays of users, and return the prefix of their names, or None if there are none."""
+    """Check the arrays of users; return the prefix of their names ("users" or "writer"), or None if there are none."""
     key = next((key for key in _USERS if f"{key}_train" in headers), None)
     for part in parts if key is not None else ():
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
@@ -328,7 +334,7 @@ class Header(NamedTuple):
 
 
 def header_of(member: IO[bytes], name: str, size: int) -> Header:
-    """Read the header of an array in npy format, and check that header and data together have ``size`` bytes.
+    """Read the header of an array in npy format; check that the header and the data together have ``size`` bytes.
 
     Raises:
       Exception: if the header is damaged; the exception may have any type.

@@ -37,8 +37,8 @@ def read_pickle(path: Path) -> Any:
     Strings of Python 2 are returned as bytes.
 
     Raises:
-      JaxpflError: if the file is missing, truncated or damaged, or if it needs any other global (the message names the
-        global). Nothing in the file is executed.
+      JaxpflError: if the file is missing, truncated or damaged, or if it refers to any function or class other than
+        those of plain NumPy arrays (the message names it). Nothing in the file is executed.
     """
     content = contents(path, _MEMORY)
     try:
@@ -53,11 +53,14 @@ def read_pickle(path: Path) -> Any:
 
 
 class _RefusedError(Exception):
-    """A global that is not in `_KNOWN`."""
+    """Error for a pickle that names a function or class that is not in `_KNOWN`."""
 
 
 class _Callable:
-    """Replacement for a global, newly created for each use, because a pickle may try to modify it."""
+    """Replacement for a function or class that a pickle names.
+
+    A new one is created for each use, because a pickle may try to modify it.
+    """
 
     __slots__ = ("make",)
 

@@ -122,7 +122,11 @@ def enlarged(text: str, clients: int) -> str:
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw n examples per client for theta [m, d]: users [m n], inputs [m n, d] float32 and labels [m n]."""
+    """Draw n examples for each of m clients, whose coefficients are the rows of theta [m, d].
+
+    Returns:
+      Users [m n], inputs [m n, d] float32 and labels [m n].
+    """
     m, d = theta.shape
     users = np.repeat(np.arange(m, dtype=np.int32), n)
     x = portable.normal(rng, m * n * d).reshape(m * n, d)

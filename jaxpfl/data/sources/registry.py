@@ -56,15 +56,15 @@ def load(
 
         Paths are absolute, or relative to the current folder or the data directory (see `base.data_folder`).
       data_dir: data directory, as in `data_directory`.
-      standardize: whether to subtract the mean of all training pixels and divide by their standard deviation (0.1307
-        and 0.3081 for MNIST), for each channel, as is customary; both numbers are considered public. Otherwise pixels
-        are in [0, 1]. Inputs other than pixels are not changed.
+      standardize: whether to subtract the mean of all training pixels and divide by their standard deviation, for each
+        channel separately (for MNIST, 0.1307 and 0.3081). Both statistics are considered public, as is customary. If
+        false, pixels are in [0, 1]. Inputs other than pixels are not changed.
       in_files: whether to keep the inputs in temporary memory-mapped files. An .npz archive is then read block by
         block, so that it may be larger than memory; other sets are read into memory first. Results of `federate` and
         `set_apart` are then in files too. The values do not change.
       task: task for the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by default,
-        inferred from the labels' values. With ``next-token``, LEAF's text has a label at each position, and not only
-        after each window.
+        inferred from the labels' values. For ``next-token``, LEAF's text gets a label at each position instead of one
+        label after each window.
       table: columns of labels and clients in ``csv:``, and the treatment of rows with missing values.
       window: length in bytes of the windows of ``text:``; by default, 64.
       tokens: whether to treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens instead of numbers.

@@ -61,7 +61,7 @@ class Column(NamedTuple):
 
     @property
     def fill_features(self) -> list[float]:
-        """Features of a row with a missing value, without the indicator feature."""
+        """Features of a row in which the column's value is missing, without the feature that indicates this."""
         return [float(level == self.fill) for level in self.levels] or [float(self.fill or 0.0)]
 
     def apply(self, table: Table) -> np.ndarray:
@@ -109,10 +109,10 @@ class TableColumns(NamedTuple):
     Attributes:
       columns: columns and their features.
       missing: words that mark a cell without a value, in lower case.
-      per_client: whether a client's missing values are replaced by a statistic of its own training rows rather than of
-        all clients' training rows.
-      client_fills: for each client id, the values that replace the client's missing values, in the order of the columns
-        with gaps. `fills_of` computes them if ``per_client`` is true.
+      per_client: whether missing values are replaced by the median or the most frequent string of the client's own
+        training rows. If false, they are replaced by those of all clients' training rows.
+      client_fills: values that replace a client's missing values, by client id. There is one value for each column with
+        ``gaps``, in the order of the columns. `fills_of` computes them if ``per_client`` is true; otherwise None.
 
     Examples:
       >>> import pandas
@@ -130,18 +130,18 @@ class TableColumns(NamedTuple):
 
     @property
     def gaps(self) -> list[tuple[Column, slice]]:
-        """Columns with gaps, each with the slice of its features; the last feature indicates missing values."""
+        """Columns with gaps, and for each the slice of its features; its last feature indicates missing values."""
         ends = np.cumsum([len(column.feature_names) for column in self.columns]).tolist()
         places = [slice(end - len(own.feature_names), end) for own, end in zip(self.columns, ends, strict=True)]
         return [(own, place) for own, place in zip(self.columns, places, strict=True) if own.gaps]
 
     def filled(self, fills: Iterable[float | str]) -> TableColumns:
-        """Return a copy with new replacements of missing values, given in the order of the columns with gaps."""
+        """Return a copy that replaces missing values by ``fills``, which has one value for each column with gaps."""
         rest = iter(fills)
         return self._replace(columns=tuple(own._replace(fill=next(rest)) if own.gaps else own for own in self.columns))
 
     def of_client(self, client_id: int | None) -> TableColumns:
-        """Return a copy with the client's replacements of missing values, if ``client_fills`` has any."""
+        """Return a copy that replaces missing values as for this client, if ``client_fills`` has the client."""
         own = None if client_id is None else (self.client_fills or {}).get(client_id)
         return self if own is None else self.filled(own)
 
@@ -266,7 +266,7 @@ def days_of(cells: Any, date_format: str) -> np.ndarray:
 
 
 def _formats(cells: Any) -> list[str]:
-    """Return the formats that fit all these dates; empty if a cell is not a date."""
+    """Return the date formats that fit all cells; the list is empty if no format does."""
     return [one for one in _DATES if not np.isnan(days_of(cells, one)).any()]
 
 

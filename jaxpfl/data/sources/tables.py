@@ -1,4 +1,4 @@
-"""Your own tables, ``csv:FILE``, with columns of labels and, optionally, a column with the clients' names.
+"""Your own tables, ``csv:FILE``, with one or several columns of labels and, optionally, a column of clients' names.
 
 The first line names the columns. Each column of numbers or dates becomes a feature. Each column of strings becomes
 several features of 0 and 1, one for each distinct string. If no task is given, a single column of labels means
@@ -33,16 +33,17 @@ class TableOptions(NamedTuple):
     Attributes:
       target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
-      missing: "refuse" to raise an error if a value is missing; "drop" to leave out rows with missing values, with a
-        warning; "impute" to replace missing values of a column by the median or the most frequent string in all
-        clients' training rows, and to add a feature that indicates missing values; or "impute-client" to use each
-        client's own training rows instead.
+      missing: treatment of missing values. "refuse" raises an error. "drop" leaves out rows with missing values, with a
+        warning. "impute" replaces a missing value by the column's median (for strings, the most frequent string) in all
+        clients' training rows, and adds a feature that indicates missing values. "impute-client" is like "impute", but
+        uses only the client's own training rows.
       ignore: columns that do not become features.
       missing_words, encoding: arguments of `csv_text.read`.
       date: columns of dates, which become numbers of days.
-      split_date: first day of the test rows, by the first column of ``date``; rows with earlier dates are training
-        rows, in chronological order.
-      person: column that names the person of each row; all rows of a person at one client are in the same split.
+      split_date: first day of the test rows. The day of a row is in the first column of ``date``. Rows of earlier days
+        are training rows, in chronological order.
+      person: column that names the person of each row. All of a person's rows at a client go to the same split (train,
+        validation or test).
     """
 
     target: str | None = None
@@ -163,7 +164,7 @@ def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.nda
 
 
 def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
-    """Return the table without rows that lack a needed value, or raise an error unless ``missing`` is "drop"."""
+    """Leave out the rows that lack a needed value if ``missing`` is "drop"; otherwise, such a row is an error."""
     gaps = table.cells.loc[:, needed].map(lambda cell: cell.lower() in table.missing)
     lacking = gaps.to_numpy().any(axis=1)
     if not lacking.any():
@@ -179,13 +180,13 @@ def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
             f"out with --missing drop{impute}{means}"
         )
     if lacking.all():
-        raise JaxpflError(f"{table.path}: every row lacks a value")
+        raise JaxpflError(f"{table.path}: every row lacks a value, so no row is left")
     warn(f"{table.path}: {lacking.sum()} of {len(lacking)} rows lack a value and are left out")
     return table._replace(cells=table.cells[~lacking])
 
 
 class _Labels(NamedTuple):
-    """Labels [N] or [N, d], their task, the number of classes or label columns, and the names of the classes."""
+    """Labels y [N] or [N, d], their task, the number of classes or of label columns, and the names of the classes."""
 
     y: np.ndarray
     task: str
@@ -217,8 +218,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
-            f"task = {task} requires several label columns, target = A,B; for one use classification, binary, ranking "
-            "or regression"
+            f"task = {task} requires several label columns (target = A,B): for one column, use classification, binary, "
+            "ranking or regression"
         )
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
@@ -248,7 +249,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
             check_single(table, name, numbers)
         return _Labels(y, task, len(targets))
     if task != "multilabel":
-        raise JaxpflError(f"task = {task} requires one label column; for several use multilabel or regression")
+        raise JaxpflError(f"task = {task} requires one label column: for several columns, use multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} contains {y[row, place]:g}"
         raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel requires labels 0 or 1, but {holds}")
@@ -256,4 +257,4 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
 
 
 def _warn_of_task(task: str, holds: str) -> None:
-    warn(f"task = {task}, as {holds}: set the task to choose another")
+    warn(f"{holds}, so task = {task}: set the task to choose another")

@@ -80,7 +80,7 @@ def tfds_entry() -> Entry:
 
 
 def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
-    """Return the builder of a prepared set, in the data directory or else in TFDS's own directory."""
+    """Return TFDS's builder for a set that was prepared in the data directory or, failing that, in TFDS's directory."""
     builder = None
     for place in (str(root), None):
         try:
@@ -103,7 +103,7 @@ def _how_to_prepare(name: str, root: Path) -> str:
 
 
 def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
-    """Return the names of the image feature and the label feature, and the number of classes."""
+    """Return the names of the features that hold the image and the label, and the number of classes."""
     features = dict(info.features)
     images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, tfds.features.ClassLabel)]
@@ -145,7 +145,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
     if images[0].dtype != np.uint8:
         raise JaxpflError(f"{whose}: pixels must be uint8, got {images[0].dtype}")
     if min(labels) < 0:
-        raise JaxpflError(f"{whose}: its labels are hidden (negative)")
+        raise JaxpflError(f"{whose}: its labels are negative, which means that they are hidden: use another set")
     return np.stack(images), np.array(labels, np.int32)
 
 

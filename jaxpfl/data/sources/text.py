@@ -3,8 +3,9 @@
 Tokens are the 256 byte values of UTF-8 text, so the vocabulary reveals nothing about any client's text. A client's text
 (for a subfolder, the concatenation of all its files, in the order of their paths) is cut into windows of T + 1 bytes.
 The first T bytes of a window are an input, and the last T bytes are its labels. Windows do not overlap, and the rest of
-the text after the last full window is left out. Test and validation examples are always each user's last windows
-(`Source.ordered`), even if a client has several users.
+the text after the last full window is left out. Test and validation examples are always the last windows of a text
+(`Source.ordered`). A partition can combine several texts into one client; the last windows of each text are then held
+out.
 
 Names that begin with a dot, and ``__pycache__``, are skipped.
 """
@@ -46,7 +47,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         raise JaxpflError(f"window must be >= 1, got {window}")
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
-        raise JaxpflError(f"{folder}: {found}: text:FOLDER must be a folder with a file or subfolder for each client")
+        raise JaxpflError(f"text:FOLDER must be a folder with a file or subfolder per client, got {folder} ({found})")
     clients = {entry.name: list(_files(entry)) for entry in _entries(folder)}
     if not clients:
         raise JaxpflError(f"{folder} contains no file or subfolder, so there are no clients")
