@@ -25,7 +25,8 @@ class Tracker(Protocol):
     def begin(self, method: str, done: int) -> None:
         """Start a method, or continue it after ``done`` rounds.
 
-        If it continues, the records that an earlier process sent for later rounds are invalid.
+        When a method continues, it repeats the rounds after ``done``. Records that an earlier process sent for these
+        rounds are invalid.
         """
         ...
 

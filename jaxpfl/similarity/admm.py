@@ -2,10 +2,10 @@ r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along th
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), whose objective is
-multiplied by the learning rate eta. Here lam is the weight of the penalty, N the number of clients, and g_i the
-gradient of client i. The differences along the edges are W = ZQ, where Q is the incidence matrix (`graphs`). Let Omega
-be the multipliers and rho the penalty parameter of ADMM, both scaled by eta. The iteration is
+This is the Z step of Zhao et al. (section IV-B), with its objective multiplied by the learning rate eta: s = eta lam,
+and y_i = z_i - eta g_i / N for the previous z_i. Here lam is the weight of the penalty, N the number of clients, and
+g_i the gradient of client i. The differences along the edges are W = ZQ, where Q is the incidence matrix (`graphs`).
+Let Omega be the multipliers and rho the penalty parameter of ADMM, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\

@@ -139,7 +139,10 @@ edges. On a CPU, gathers are 10 to 30 times as fast as a scatter, which processe
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """Apply the transpose of `differences`, [N, d], to w [M, d]: the sum of each node's edges with their signs.
+    """Apply the transpose of `differences` to w [M, d].
+
+    Row i of the result, [N, d], is the sum of w over the edges in which node i comes first, minus the sum of w over the
+    edges in which node i comes second.
 
     Reference: Zhao et al., Figure 2.
     """
@@ -247,9 +250,8 @@ def check_possible(number: int) -> None:
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
-            f"a graph of over {MOST_EXACT} clients, here {number}, requires the package pynndescent (pip install "
-            "'.[graph]' "
-            "in a clone, or 'jaxpfl[graph]'); or give a graph"
+            f"a graph of over {MOST_EXACT} clients, here {number}, requires the package pynndescent: pip install "
+            "'.[graph]' (or 'jaxpfl[graph]'), or give a graph"
         )
 
 
@@ -298,7 +300,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
     Args:
       key: random key, which must be the same for all clients.
       x: examples, [n, q].
-      mask: mask of the real examples, [n] bool; if there is none, the embedding is zero.
+      mask: mask of the real examples, [n] bool. Without any real example, the embedding is zero.
       bandwidth: bandwidth b of the kernel.
       number: number of features.
     """
@@ -317,7 +319,7 @@ def covariance(x: Array, mask: Array) -> Array:
 
     Args:
       x: examples, [n, q].
-      mask: mask of the real examples, [n] bool; if there is none, the result is zero.
+      mask: mask of the real examples, [n] bool. Without any real example, the result is zero.
     """
     apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
     matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)

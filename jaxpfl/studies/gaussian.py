@@ -160,9 +160,13 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
     """Exact squared error of `personalized`, summed over entries and averaged over all clients.
 
-    The average includes clients that do not upload. The weight of a client's own estimate is ``a``, or by default the
-    weight that is optimal if a release adds the variance ``sq2`` to an entry. The release actually adds ``added`` (by
-    default ``sq2``).
+    The average includes clients that do not upload.
+
+    Args:
+      given: the settings.
+      sq2: variance that the estimator assumes a release to add to an entry.
+      added: variance that the release actually adds; ``sq2`` by default.
+      a: weight of a client's own mean; by default, the weight that is optimal for ``sq2``.
     """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
@@ -363,8 +367,9 @@ _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
     """Estimate the means of the clients in a file, column by column, with variances estimated from the file.
 
-    If epsilon is set, there is also an estimate from messages that the settings' mechanism makes private. It uses the
-    settings' sigma_theta, sigma_x and radius, which must be public knowledge, as must the numbers of samples.
+    If epsilon is set, there is also an estimate from messages that the settings' mechanism makes private. This estimate
+    uses sigma_theta, sigma_x and the radius from the settings, and the clients' numbers of samples. All of these must
+    be public knowledge.
 
     Args:
       path: file to read.

@@ -267,7 +267,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 
     Client i has the kind z_i. Columns may have different units: each is scaled by the standard deviation of the samples
-    about their client's mean. A client's estimate is its posterior mean (Theorem 6).
+    about their client's mean. A client's estimate is its posterior mean (Ozkara et al. 2023, Theorem 6).
 
     Raises:
       JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if there are fewer
@@ -287,7 +287,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     center, scale = local.mean(axis=0), np.sqrt(scatter / (sizes - 1).sum())
     for column, spread in zip(clients.columns, scale, strict=True):
         if not spread > 0:
-            raise JaxpflError(f"{path}: {column}: samples are equal within every client, so kinds have no spread")
+            raise JaxpflError(f"{path}: column {column} must have a client with different samples")
     with jax.enable_x64(True):
         data = base.stack([(own - center) / scale for own in samples])
         estimator = mixture.em(given.components, steps=STEPS, starts=STARTS)
@@ -335,7 +335,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
 def _posterior(
     p: np.ndarray, mu: np.ndarray, sx2: float, means: np.ndarray, sizes: np.ndarray, scatter: float
 ) -> tuple[np.ndarray, float]:
-    """Posterior probability of each kind for each client, [m, k], and the log-likelihood of all samples."""
+    """Return two results: the posterior probability of each kind for each client, [m, k], and the log-likelihood."""
     square = ((means[:, None] - mu) ** 2).sum(axis=-1)
     with np.errstate(divide="ignore"):
         joint = np.log(p) - sizes[:, None] * square / (2 * sx2)

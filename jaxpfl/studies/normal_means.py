@@ -127,12 +127,12 @@ def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -
 
 
 def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Array, NormalMixture]:
-    """Fixed means [m], of which ``nonzero`` are ``size`` and the others 0, and the distribution of these means.
+    """Return fixed means theta, [m], and the distribution of a mean that is chosen from them at random.
 
-    This is the setting of Johnstone and Silverman 2004. An estimator that applies one function t to every client's x
-    has a total expected squared error of at least m times the Bayes risk of this distribution. The reason is that the
-    estimator's error is the sum over clients of E (t(theta_i + e) - theta_i)^2 with a standard normal e. This sum
-    depends on the means only through their distribution.
+    The first ``nonzero`` of the means are ``size``, and the others are 0, as in Johnstone and Silverman 2004. An
+    estimator that applies one function t to every client's x has a total expected squared error of at least m times the
+    Bayes risk of this distribution. The reason is that the estimator's error is the sum over clients of E (t(theta_i +
+    e) - theta_i)^2 with a standard normal e. This sum depends on the means only through their distribution.
     """
     share = jnp.asarray(nonzero) / clients
     theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)
@@ -141,10 +141,10 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 
 
 def bayes_risk(population: NormalMixture) -> float:
-    """Smallest possible mean squared error at unit standard error, which is the mean posterior variance.
+    """Mean posterior variance at unit standard error: the smallest possible mean squared error.
 
-    The mean over x is a sum over an evenly spaced grid around each component, which extends twelve standard deviations
-    to each side. The components may therefore be far apart.
+    The mean over x is computed for each component of the population on its own evenly spaced grid, which extends twelve
+    standard deviations to each side. The components may therefore be far apart.
     """
     z = jnp.linspace(-_REACH, _REACH, _CELLS)
     x = population.means[:, None] + jnp.sqrt(1 + population.sds**2)[:, None] * z
@@ -541,7 +541,11 @@ def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
 
 
 def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
-    """Stein's unbiased estimate of the mean squared error (the mean of the clients' ``terms``), and the error of x."""
+    """Mean squared errors, as JSON: ``local`` of the estimates x, and ``personalized`` of the posterior means.
+
+    ``personalized`` is Stein's unbiased estimate, which is the mean of the clients' ``terms``, and ``stderr`` is its
+    standard error.
+    """
     each = np.asarray(terms)
     stderr = float(each.std(ddof=1) / len(s) ** 0.5)
     return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}

@@ -73,7 +73,7 @@ class CsvLayout(CsvTable):
 
 @dataclass(frozen=True)
 class OwnClients(CsvLayout):
-    """Options for a CSV file of clients instead of simulated ones, with intervals for the estimates."""
+    """Options for estimating the clients in a CSV file, instead of simulated clients, with an interval for each."""
 
     csv: Path | None = None
     """CSV file of your own clients; --client, and --value or --values, name its columns."""
@@ -441,10 +441,11 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
 
 
 def _scores(found: HeldOut, column: int) -> dict[str, Any]:
-    """Scores of one column, as JSON: ``mse`` (estimated, relative to the true means), ``gains``, ``held_out_errors``.
+    """Scores of one column, as JSON: ``mse``, ``gains`` and ``held_out_errors``.
 
-    Gains are over the local estimates. Standard errors are over clients. Only ``held_out_errors`` include the samples'
-    noise.
+    ``held_out_errors`` are squared differences from held-out samples, and include the noise of these samples. ``mse``
+    estimates the squared differences from the clients' true means, without this noise. ``gains`` are relative to the
+    ``mse`` of the local estimates. Standard errors are over clients.
     """
     raw = {name: values[:, column] for name, values in found.errors.items()}
     noise = found.noise[:, column]

@@ -190,7 +190,7 @@ def test_many_clients_without_the_package_are_refused_before_any_work(monkeypatc
     for space in ("data", "models"):
         with pytest.raises(JaxpflError) as refused:
             client_graph(space, federation, task=None, work=None)  # pyright: ignore[reportArgumentType]
-        assert "a graph of over 5 clients, here 6, requires the package pynndescent (pip" in str(refused.value)
+        assert "a graph of over 5 clients, here 6, requires the package pynndescent: pip" in str(refused.value)
         assert "\n" not in str(refused.value)
 
 

@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that each run takes; with successive halving, the number until the current rung."""
+        """Number of rounds that each run takes; with successive halving, the number up to the next comparison."""
         return self.group.until or self.group.rounds
 
     def simulation(self, rows: slice) -> Simulation:

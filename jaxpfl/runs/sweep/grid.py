@@ -251,7 +251,7 @@ def named(grid: Grid, methods: Sequence[str]) -> Grid:
             try:
                 _typed(name, end)
             except JaxpflError as error:
-                raise JaxpflError(f"{error}: list its values instead of a range, --grid {name}=V,V") from None
+                raise JaxpflError(f"{error}; instead of a range, write --grid {name}=VALUE,VALUE") from None
         axes.append(dataclasses.replace(axis, name=name))
     return dataclasses.replace(grid, axes=tuple(axes))
 
@@ -317,7 +317,7 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
     Args:
       name: full name of the setting.
       method: method of the runs.
-      config: config of the runs, which determines whether privacy protects users or examples; users if it is None.
+      config: config of the runs, whose ``privacy.unit`` matters; if the config is None, the unit is user.
     """
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
@@ -367,7 +367,7 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
 
 
 def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """Return the config with one value for each axis that determines the privacy noise.
+    """Set each setting that determines the privacy noise and is an axis of the grid to the first value of its axis.
 
     Without these values the config might be invalid; for example, a run cannot have delta without epsilon.
     """

@@ -1,9 +1,10 @@
 """Plan of a sweep: groups of runs that share a program, and successive halving.
 
-In successive halving, all settings run for a few rounds, up to the first rung, and only the settings with the best
-validation scores continue to the next rung. The settings of a method are compared with each other, even if they belong
-to different programs. The decisions depend only on the records: a run that reaches a rung is recorded as ``stopped``
-with its scores, and a record with more rounds replaces this record when the run continues.
+In successive halving, a rung is a number of rounds after which settings are compared. All settings run up to the first
+rung, and only the settings with the best validation scores continue to the next rung. The settings of a method are
+compared with each other, even if they belong to different programs. The decisions depend only on the records: a run
+that reaches a rung is recorded as ``stopped`` with its scores, and if it continues, a record with more rounds replaces
+this record.
 
 Reference: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
 """
@@ -47,7 +48,8 @@ class Group:
     Attributes:
       name: name of the group, derived from its method and static settings.
       method: name of the method.
-      config: config with the static settings, except a cohort that is a share of the clients.
+      config: config with the static settings. It has no cohort if ``static`` gives the cohort as a share of the
+        clients.
       static: settings of the grid that are the same for all runs of the group.
       among: names of all methods of the sweep.
       runs: runs in the order of the grid; the seed varies fastest.
@@ -82,7 +84,7 @@ def settings_of(definition: Definition, method: str) -> list[dict[str, Value]]:
 
 
 def runs_of(definition: Definition) -> list[Run]:
-    """Return all runs of the search, with the seeds of the search only."""
+    """Return a run for each method, setting and seed of the search; the search may use fewer seeds than the sweep."""
     return [
         Run(method, settings, seed)
         for method in definition.methods
@@ -217,9 +219,8 @@ def check_rungs(old: Definition, new: Definition) -> None:
         ends = [[math.ceil(of * share - 1e-9) for share in own] for of, own in zip(rounds, shares, strict=True)]
         if ends[0] != ends[1]:
             raise JaxpflError(
-                f"--resume would move the rungs of {method}, because its number of settings or rounds has changed, but "
-                "settings were already dropped at the old rungs: start a new sweep; with --halving-first it can be "
-                "extended later"
+                f"--resume would move the rungs of {method}, at which settings were dropped, because its number of "
+                "settings or rounds has changed: start a new sweep (one with --halving-first can be extended later)"
             )
 
 

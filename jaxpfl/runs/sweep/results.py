@@ -49,8 +49,9 @@ class Choice(NamedTuple):
       settings: chosen setting, as axis name -> value; None if no setting can be chosen.
       score: mean score of the chosen setting over the seeds of the search; NaN if no setting can be chosen.
       tries: number of settings that were tried, including settings that cannot be chosen.
-      level_with: other settings whose mean difference from the chosen setting, paired over the seeds, is at most the
-        standard error of this mean; with a single seed, other settings with the same score.
+      level_with: other settings with about the same score. A setting's scores are subtracted seed by seed from the
+        chosen setting's scores, and the mean of these differences must be at most its standard error. With a single
+        seed, the scores must be equal.
       reason: reason why no setting can be chosen; empty if a setting is chosen.
     """
 
@@ -149,7 +150,7 @@ def _level(best: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _mean(scores: np.ndarray) -> float:
-    """Return the mean; fsum makes it independent of the scores' order, so rounding errors do not break ties."""
+    """Return the mean, which does not depend on the order of the scores, so that rounding errors do not break ties."""
     return math.fsum(scores) / len(scores)
 
 

@@ -139,7 +139,10 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
 
 
 def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
-    """Return a function that submits a group as a task, with one GPU or with as many CPUs as its runs have devices."""
+    """Return a function that submits a group as a task.
+
+    The task uses one GPU if the sweep began on a GPU or TPU. Otherwise it uses a CPU for each device of the group's plan.
+    """
     folder, devices = str(sweep.folder.resolve()), sweep.cpu_devices()
     options: dict[str, Any] = {"max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
     if devices is None:
@@ -173,7 +176,7 @@ def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
 
 @functools.cache
 def _sweep_there(folder: str) -> Sweep:
-    """Open the sweep in a folder; it is cached, so that groups in the same process share loaded data."""
+    """Open the sweep in a folder. The result is cached, so that groups in the same process share loaded data."""
     return Sweep.read(Path(folder))
 
 
