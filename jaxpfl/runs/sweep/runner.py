@@ -141,7 +141,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
 def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
     """Return a function that submits a group as a task.
 
-    The task uses one GPU if the sweep began on a GPU or TPU. Otherwise it uses a CPU for each device of the group's plan.
+    The task uses one GPU if the sweep began on a GPU or TPU. Otherwise it uses a CPU for each of the plan's devices.
     """
     folder, devices = str(sweep.folder.resolve()), sweep.cpu_devices()
     options: dict[str, Any] = {"max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
