@@ -3,8 +3,8 @@
 To use the package from Python, ``load`` a data set, ``federate`` it (or ``stack_clients`` your own arrays), and ``fit``
 a method. To define your own method, write a function that builds an `Algorithm`, and wrap it in a `Method`.
 
-The names of this module, and JAX, are imported when one of the names is first used, so that the command line can handle
-Ctrl-C before these slow imports.
+A name of this module is imported, together with JAX, when it is first used. ``import jaxpfl`` alone is therefore fast,
+and the command line can handle Ctrl-C before the slow imports begin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Federated methods, one file each, as pure functions of one client and of the server; `registry` lists them.
+"""Federated methods, one file each. A method is a set of pure functions for one client and for the server.
+
+`registry` lists the methods.
 
 Notation: m clients; the cohort S of a round; a client's loss f_i and its number of training examples n_i; tau local
 steps in a round (``LocalWork.steps``).

@@ -6,8 +6,8 @@ mu_l and variance s_l^2.
 .. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
    \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
 
-The method is `map_personalization` with this prior. The server receives each model of the cohort individually. Under
-differential privacy, it runs EM on noisy sums only (`parts.private_em`).
+Here eta is the learning rate. The method is `map_personalization` with this prior. The server receives each model of
+the cohort individually. Under differential privacy, the server runs EM on noisy sums only (`parts.private_em`).
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -54,7 +54,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
         return gaussian_mixture.prior(components, s2_init=hp.scale_init, floor=hp.scale_floor, em_steps=em_steps)
 
     if work.privacy is not None and (work.privacy.noise != "central" or work.privacy.quantile is not None):
-        raise JaxpflError("adamix supports only central noise and a fixed clipping norm")
+        raise JaxpflError("adamix supports only noise='central' and quantile=None (a fixed clipping norm)")
     algorithm = map_personalization(task, work, prior=prior, estimate="fit", scaling=scaling)
 
     def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:

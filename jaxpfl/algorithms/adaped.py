@@ -76,7 +76,8 @@ def adaped(
       task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
-        0 for none. If positive, clients also keep a copy of (mu, psi), and up to all m clients take steps in a round.
+        0 for none. If positive, clients also keep a copy of (mu, psi), and as many as all m clients may take steps in a
+        round.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``. The client with id i has the
         model at index i modulo the number of names; "same" is the task's model. Clients with the task's model start
         from mu. Clients with another architecture start from a random model, the same for all clients with this
@@ -85,7 +86,7 @@ def adaped(
         classes. The factor is zero if mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: if ``idle_rounds`` is negative, ``architectures`` contains an unknown model name, the task has no
+      JaxpflError: if ``idle_rounds`` is negative, ``architectures`` contains an unknown model name, the task defines no
         distance between predictions, or ``gate`` is set for a task with fewer than two classes.
     """
     check_options("adaped", task, idle_rounds, gate)

@@ -9,7 +9,8 @@ mu's predictions. Each local step of a client in the cohort makes three updates,
    \mu^+ &= \mu - \eta_2 \nabla_\mu [ \kappa CE(\mu) + \delta f(\theta^+, \mu) / (2\tilde\psi) ] \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`. The factor g is 1 unless the
+The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{e}`, where the hyper-parameter ``anneal``
+is 1 by default, and e counts the periods of ``decay_every`` local steps that have passed. The factor g is 1 unless the
 option ``gate`` is set, and a is 1 unless ``normalize`` is set. The learning rates eta and the constant c are as in
 `adaped`. The server averages mu and psi, weighted by the numbers of examples. With distillation alone (kappa = 0, delta
 = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a single client's examples.
@@ -17,10 +18,11 @@ With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 
 By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
 step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting
-from theta = mu, the client makes the update of theta ``fine_tune_steps`` times, with mu fixed and eta_1 of the last
-round. The method is then fine-tuned FedAvg, regularized toward the global model's predictions. In the paper's terms,
-fine-tuning is gradient descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated
-beforehand. With ``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
+from theta = mu, the client makes the update of theta ``fine_tune_steps`` times. In these updates mu is fixed, and eta_1
+has its value from the last round. The method is then fine-tuned FedAvg, regularized toward the global model's
+predictions. In the paper's terms, fine-tuning is gradient descent on the negative log posterior of theta_i under
+AdaPeD's prior, with mu estimated beforehand. With ``keep=True``, theta_i stays with the client and is trained in every
+round, as in AdaPeD.
 
 The options are
 
@@ -28,8 +30,8 @@ The options are
 - starting a kept theta from the mu of the client's first round in a cohort instead of the mu of round 0 (``start``);
 - fine-tuning before a prediction (``fine_tune_steps``);
 - another initial psi (``psi_init``), annealing of psi (``anneal``), and a psi that each client estimates (``own_psi``);
-- normalizing the weights of CE and f in theta's loss, 1 and 1/(2 psi), to sum to one, so that a small psi does not
-  raise the effective learning rate (``normalize``);
+- dividing theta's loss by 1 + 1/(2 psi), the sum of the weights of CE and f, so that a small psi does not raise the
+  effective learning rate (``normalize``);
 - the gate (``gate``), and training outside the cohort (``idle_rounds``).
 
 The method is AdaPeD if ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1, and if
@@ -99,7 +101,7 @@ class Kept(NamedTuple):
       theta: the client's model.
       psi: the client's scale at the end of its last round, [].
       met: number of the client's rounds in a cohort so far, [] int32.
-      received: the last (mu, psi) that the client received; () without idle rounds.
+      received: the last (mu, psi) that the client received; () if clients do not train outside the cohort.
     """
 
     theta: PyTree
@@ -135,8 +137,8 @@ def adaped_plus(
         mu in round 0.
       own_psi: whether each client estimates its own psi. With ``keep``, a client then starts its first round from the
         server's psi, which is the mean over clients, and later rounds from its own last value. Fine-tuning updates psi
-        too. If false, clients start every round from the server's psi, and fine-tuning does not change psi. Without
-        ``keep``, the server's psi stays at ``psi_init``.
+        too. If ``own_psi`` is false, clients start every round from the server's psi, and fine-tuning does not change
+        psi. Without ``keep``, the server's psi stays at ``psi_init`` in both cases.
       normalize: whether to multiply theta's gradient by a = 2 psi / (1 + 2 psi).
       gate: whether to multiply the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, with
         K classes.
@@ -145,7 +147,7 @@ def adaped_plus(
 
     Raises:
       JaxpflError: if a number is negative, the start is unknown, ``start`` or ``idle_rounds`` is set without ``keep``,
-        the task has no distance between predictions, or ``gate`` is set for a task with fewer than two classes.
+        the task defines no distance between predictions, or ``gate`` is set for a task with fewer than two classes.
     """
     check_options("adaped-plus", task, idle_rounds, gate)
     if fine_tune_steps < 0:
@@ -154,7 +156,7 @@ def adaped_plus(
         raise unknown_name("adaped-plus.start", start, STARTS)
     if not keep and (start != "mu" or idle_rounds):
         given = f"idle_rounds={idle_rounds}" if idle_rounds else f"start={start}"
-        raise JaxpflError(f"adaped-plus.{given} requires keep=True, with which clients keep their model theta")
+        raise JaxpflError(f"adaped-plus.{given} requires keep=True, so that clients keep their model theta")
     plus = _Plus(Distilled(task, task, work, gate, _normalized if normalize else None), fine_tune_steps, own_psi)
     client = _keeping(plus, at_first=start == "mu", idles=idle_rounds > 0) if keep else _tuned(plus)
     algorithm = Algorithm((client,), shared_server(task), work.steps, idle_cap=idle_rounds)
@@ -169,7 +171,7 @@ class _Plus(NamedTuple):
     own_psi: bool
 
     def seen(self, hp: AdaPeDPlusHyper, ctx: ClientContext) -> Callable[[Array], Array]:
-        """Return the function ``psi -> psi anneal^epoch`` for the current epoch."""
+        """Return the function ``psi -> psi anneal^e`` for the current round (e as in the module's docstring)."""
         epochs = jnp.floor(ctx.round * self.steps.work.steps / hp.decay_every + 1e-4)
         return lambda psi: psi * hp.anneal**epochs
 

@@ -55,8 +55,8 @@ class Own(NamedTuple):
     Attributes:
       v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: the client's trained w from the last round in which it took part, and a flag [] that is 0 before the client's
-        first round and 1 afterwards; () if clients do not keep w.
+      w: a pair: the client's w at the end of the last round in which it took part, and a flag, [], that is 0 before the
+        client's first round and 1 afterwards. If clients do not keep w, it is ().
     """
 
     v: PyTree

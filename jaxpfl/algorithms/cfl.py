@@ -72,7 +72,9 @@ class CFLHyper(SgdHyper):
 
 
 class State(NamedTuple):
-    """Server state: cluster models, leaves [k, ...], each client's cluster, [m], and the number of clusters, []."""
+    """Server state: the models of the clusters (leaves [k, ...]), each client's cluster ([m]), and the number of
+    clusters in use ([]).
+    """
 
     models: PyTree
     cluster: Array
@@ -80,7 +82,7 @@ class State(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """Message to a new client: models of all clusters, leaves [k, ...], and the number in use, []."""
+    """Message to a new client: the models of all clusters (leaves [k, ...]), and the number of clusters in use ([])."""
 
     models: PyTree
     used: Array
@@ -98,7 +100,8 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
       members: mask of the cluster's clients, [m] bool, with at least two true entries.
 
     Returns:
-      Mask of the part without the first member, [m] bool, and the largest similarity between the parts, [].
+      A pair: the mask of the part that does not contain the first member, [m] bool; and the largest similarity between
+      the two parts, [].
     """
     size = len(members)
 
@@ -137,8 +140,9 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     The personalized model is the model of the client's cluster. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. Every client must take part in
-    every round. A new client uses the cluster model with the smallest loss on its training examples. (The paper assigns
-    a new client by its updates at all earlier splits, for which the server would have to store all clients' updates.)
+    every round. A new client uses the cluster model with the smallest loss on its training examples. (The paper instead
+    leads a new client through all earlier splits. At each split, the new client's update is compared with the other
+    clients' updates, which the server would have to store.)
 
     Args:
       task: the task; any model without running statistics is supported.
@@ -146,7 +150,8 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
       max_clusters: largest number k of clusters, at least 2.
 
     Raises:
-      JaxpflError: if ``max_clusters`` is below two or, when a round is traced, if not all clients take part in it.
+      JaxpflError: if ``max_clusters`` is below two. An error is also raised when a run starts if not all clients take
+        part in a round.
     """
     if max_clusters < 2:
         raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: use fedavg for a single cluster")

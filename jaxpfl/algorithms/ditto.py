@@ -6,7 +6,8 @@ personal model v_i with mu fixed:
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
 Here f_i is the client's loss, lambda is the weight of the regularization, and eta_v is the learning rate of v_i. The
-client uploads w - mu, weighted by its number of examples as in FedAvg. v_i stays with the client.
+client uploads w - mu. The server's mean is weighted by the numbers of examples, as in FedAvg. v_i stays with the
+client.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 https://arxiv.org/abs/2012.04221.
@@ -29,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError
 class DittoHyper(AveragingHyper):
     """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w.
 
-    The paper's experiments use lambda in {0.05, 0.1, 0.2}, and values up to 2.
+    In the paper's experiments, lambda is 0.05, 0.1 or 0.2, and sometimes as large as 2.
     """
 
     lam: Scalar = hyper(0.1, "weight of the penalty (lam/2) |v - mu|^2 on the personal model v")

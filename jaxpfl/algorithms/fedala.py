@@ -59,13 +59,13 @@ class Own(NamedTuple):
 def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
     """FedALA: FedAvg in which each client starts from a learned mixture of the global head and its own head.
 
-    The personalized model is this mixture, with weights learned for the current global model. The global model is
-    theta.
+    The personalized model is this mixture, with weights W_i that are learned for the current global model. The global
+    model is theta.
 
     Args:
       task: task whose model is split into body and head.
       work: the local work in a round.
-      weight_steps: number of steps on the weights, before the local steps and in personalization; at least 1.
+      weight_steps: number of steps on the weights W_i, before the local steps and in personalization; at least 1.
 
     Raises:
       JaxpflError: if the model has no head or no body, or ``weight_steps`` is below one.
@@ -78,7 +78,7 @@ def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
     def mixed(
         key: Key, hp: FedALAHyper, ctx: ClientContext, theta: PyTree, own: Own, data: ClientData
     ) -> tuple[PyTree, PyTree]:
-        """Learn the mixture; return the mixed model and the weights."""
+        """Learn the weights W_i of the mixture, and return the mixed model and the weights."""
         head, body = split(theta)
         away = jax.tree.map(jnp.subtract, head, own.head)
 

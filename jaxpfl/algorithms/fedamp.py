@@ -9,12 +9,12 @@ Client i takes tau local steps from its own model to minimize
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-where f_i is the client's loss. The result is the client's new w_i. The client uploads the difference w_i - u_i, and the
-server adds u_i.
+where f_i is the client's loss. The hyper-parameters are alpha, sigma and lambda. The result is the client's new w_i.
+The client uploads the difference w_i - u_i, and the server adds u_i.
 
-The weights must not be negative. The paper ensures this by a small alpha. Here, if the weights of the other clients sum
-to more than one, they are divided by their sum. All models are equal at first. Cloud models also contain the last
-models of clients outside the cohort.
+The weight of w_i in u_i must not be negative. The paper ensures this by a small alpha. Here, if the weights xi_ij of
+the other clients sum to more than one, they are divided by their sum. All models are equal at first. Cloud models also
+contain the last models of clients outside the cohort.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
 and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularized
@@ -68,7 +68,7 @@ class FedAMPHyper(SgdHyper):
 
 
 class Models(NamedTuple):
-    """Server state: all clients' models in the order of the stack, leaves [m, ...]."""
+    """Server state: all clients' models, in the order of the federation's clients; leaves [m, ...]."""
 
     models: PyTree
 

@@ -86,9 +86,7 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
 
 def _fednova(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
     if task.statistics is not None:
-        raise JaxpflError(
-            f"{method}.fednova does not support BatchNorm: running statistics have no gradient steps to normalize"
-        )
+        raise JaxpflError(f"{method}.fednova does not support BatchNorm: use a model without running statistics")
     return normalized(method, algorithm, work)
 
 

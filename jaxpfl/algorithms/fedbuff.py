@@ -1,7 +1,7 @@
 r"""FedBuff: FedAvg in asynchronous rounds, where the server takes a step whenever its buffer holds K uploads.
 
-M clients train concurrently, each from the model that it received at its start. A round ends when K of them have
-uploaded. Then K idle clients begin to train from the new model. The time model determines when each client uploads
+M clients train concurrently, each from the model that it received when it started. A round ends when K of these clients
+have uploaded. Then K idle clients begin to train from the new model. The time model determines when each client uploads
 (`engine.in_flight`).
 
 Suppose that :math:`\tau_i` rounds ended while client i was training. The client has then trained :math:`w_i` from the

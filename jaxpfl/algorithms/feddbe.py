@@ -7,9 +7,9 @@ on phi, h and v_i for the objective
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \ell(h(f_\phi(x) + v_i), y) + \frac{\kappa}{2 F} \|m_B - \bar z\|^2, \qquad
    m_B = (1 - \mu) m + \mu \frac1{|B|} \sum_{x \in B} f_\phi(x)
 
-where m is the m_B of the previous step. m is treated as a constant, and is zero in a round's first step. The server
-averages phi and h, weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the
-number of features; the factor 1 / (2 F) is from the authors' code.
+where kappa and mu are hyper-parameters, and m is the m_B of the previous step. m is treated as a constant, and is zero
+in a round's first step. The server averages phi and h, weighted by the numbers of examples. v_i is initially zero and
+stays with the client. F is the number of features; the factor 1 / (2 F) is from the authors' code.
 
 The mean :math:`\bar z` is computed once and then fixed. In the paper, every client first trains alone for a round and
 sends the mean of its features. Here only the clients of the first round send their mean features. They compute these
@@ -44,12 +44,13 @@ from jaxpfl.models.features import halves
 
 @struct.dataclass
 class FedDBEHyper(AveragingHyper):
-    """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18, kappa is 1 and mu is
-    0.1).
+    """Hyper-parameters of FedDBE.
+
+    For its 4-layer CNN, the paper has kappa = 50 and mu = 1. For ResNet-18, it has kappa = 1 and mu = 0.1.
 
     The paper uses its kappa with a small learning rate. With this package's default learning rate, the paper's kappa
     would keep the features fixed for most of a run. The default kappa was the best of 1, 5 and 50 on held-out examples
-    of MNIST (accuracies of 99.01, 99.43 and 96.79 %). On digits there was no clear difference.
+    of MNIST (accuracies of 99.01, 99.43 and 96.79 %). On the data set ``digits`` there was no clear difference.
     """
 
     kappa: Scalar = hyper(5.0, "weight of |moving mean feature - global mean feature|^2 / (2 F)", paper=50.0)

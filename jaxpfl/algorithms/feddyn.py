@@ -20,8 +20,9 @@ PFLlib regularizes with :math:`\tfrac\alpha2 \|w - \theta\|`, the norm instead o
 has the same length, alpha / 2, at any distance from theta. The paper and this module use the squared norm. The server's
 update is the same as in PFLlib.
 
-The method performs poorly if a round's steps do not nearly minimize the regularized loss (small alpha, few steps). The
-sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should balance it.
+The method performs poorly if a round's steps do not nearly minimize the regularized loss, for example because alpha is
+small or the steps are few. The sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should
+balance it.
 
 Reference: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", https://arxiv.org/abs/2111.04263.
 """

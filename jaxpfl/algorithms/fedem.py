@@ -47,7 +47,7 @@ class FedEMHyper(AveragingHyper):
 
 
 class Mixture(NamedTuple):
-    """Personalized model: components, leaves [k, ...], and their proportions, [k]."""
+    """Personalized model: the models of the components (leaves [k, ...]), and their proportions ([k])."""
 
     components: PyTree
     proportions: Array
@@ -69,9 +69,9 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
       components: number k of components, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: if the number of components is out of range, the model's initialization ignores its key, a
-        classification task has fewer than two classes, or the loss of another task is not a negative log-likelihood
-        (`Task.mixture`).
+      JaxpflError: if the number of components is out of range, the model's initialization does not depend on the random
+        key, a classification task has fewer than two classes, or the loss of another task is not a negative
+        log-likelihood (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:

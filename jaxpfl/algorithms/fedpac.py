@@ -7,7 +7,8 @@ body, with the new head fixed, to minimize
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
 where the second term is zero for a class that has no mean yet. The server averages the bodies, weighted by the clients'
-numbers of examples. It averages a class's mean features, weighted by the clients' numbers of examples in the class.
+numbers of examples. For each class, the server also averages the clients' mean features, weighted by the clients'
+numbers of examples of the class.
 
 Let :math:`p_{ik}` be the fraction of client i's n_i examples that belong to class k. Let :math:`\bar f_{ik}` and
 :math:`\overline{\|f\|^2}_{ik}` be the means of the features and of their squared norms over the client's examples of
@@ -16,15 +17,16 @@ class k, computed with the body that the client received. The client also sends
 .. math:: V_i = \frac1{n_i} \Big( \sum_k p_{ik} \overline{\|f\|^2}_{ik} - \sum_k p_{ik}^2 \|\bar f_{ik}\|^2 \Big),
    \qquad m_{ik} = p_{ik} \bar f_{ik}
 
-The client's new head is the combination :math:`\sum_j a_{ij} h_j` of the cohort's heads. Its weights solve the
-quadratic program
+The client's new head is the combination :math:`\sum_j a_{ij} h_j` of the cohort's heads. The weights a_ij of this
+combination, written a_j below, solve the quadratic program
 
 .. math:: \min_a \; \sum_{j \in S} a_j^2 V_j + \sum_{j, l \in S} a_j a_l \sum_k (m_{ik} - m_{jk})^T (m_{ik} - m_{lk}),
    \qquad a \ge 0, \; \sum_j a_j = 1
 
-This program is solved exactly by principal pivoting. A ten-thousandth of the mean diagonal entry is added to the
-diagonal, so that the solution is unique even if a client's V is zero. Clients outside the cohort keep their heads. As
-in the authors' code, the feature distance is computed for each example and is a mean over the F features.
+This program is solved exactly by principal pivoting. A ten-thousandth of the mean diagonal entry of the program's
+matrix is added to the matrix's diagonal, so that the solution is unique even if a client's V is zero. Clients outside
+the cohort keep their heads. As in the authors' code, the feature distance is computed for each example and is a mean
+over the F features.
 
 The method performs poorly in small cohorts, because it then combines heads of clients with different data. In every
 round, a client makes three passes over all its examples to compute its statistics.
@@ -91,7 +93,7 @@ class Shared(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the server: the message to all clients, and the heads in the order of the stack, leaves [m, ...]."""
+    """State of the server: the message to all clients, and the heads of all clients (leaves [m, ...])."""
 
     shared: Shared
     heads: PyTree
@@ -119,9 +121,9 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Compute the weights a_ij with which the head of slot i combines the heads of all slots j, [C, C].
+    """Compute the weights a_ij with which the client in slot i of the cohort combines the heads of all slots j, [C, C].
 
-    Heads of invalid slots have weight zero.
+    A slot without an upload is invalid, and its head has weight zero.
 
     Args:
       variances: the statistic V of each slot's client (see the module), [C].
@@ -141,10 +143,10 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
     """Minimize ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero at invalid slots.
 
-    The solution is a = y / sum(y), where y >= 0, the slacks ``s = Q y - 1`` are non-negative, and ``s y = 0`` for each
-    entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of y is
-    either fixed at zero or free; at first all entries are fixed. While an entry of y or s is negative, the first such
-    entry is switched between the fixed set and the free set.
+    The solution is a = y / sum(y), where y >= 0 and the slacks ``s = Q y - 1`` satisfy ``s >= 0`` and ``s y = 0`` for
+    each entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of
+    y is either fixed at zero or free; at first all entries are fixed. While an entry of y or s is negative, the first
+    such entry is switched between the fixed set and the free set.
 
     Args:
       matrix: Q, [C, C], symmetric and positive definite.
@@ -161,7 +163,7 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
     slight = _ROUNDING * size * jnp.finfo(matrix.dtype).eps * jnp.max(one)
 
     def solved(free: Array) -> tuple[Array, Array]:
-        """Solve for y and its slacks, where all entries that are not free are zero."""
+        """Solve for the y whose entries outside the free set are zero, and for the slacks s."""
         part = jnp.where(free[:, None] & free, scaled, jnp.eye(size))
         y = jnp.where(free, jnp.linalg.solve(part, jnp.where(free, one, 0)), 0)
         return y, jnp.where(free | ~valid, 0, scaled @ y - one)

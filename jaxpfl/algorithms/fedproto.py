@@ -108,7 +108,8 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
     parts = [halves("fedproto", own) for own in tasks]
     widths = sorted({part.width for part in parts})
     if len(widths) > 1:
-        raise JaxpflError(f"fedproto requires models with equal feature widths, got {' and '.join(map(str, widths))}")
+        numbers = " and ".join(map(str, widths))
+        raise JaxpflError(f"fedproto requires models with the same number of features, got {numbers}")
     clients = tuple(_client(own, part, work, predict) for own, part in zip(tasks, parts, strict=True))
 
     def init(key: Key, hp: FedProtoHyper, ctx: ServerContext) -> Prototypes:

@@ -17,7 +17,7 @@ The method performs poorly with few examples, because the balanced loss uses par
 classes that a client does not have.
 
 Reference: Chen and Chao 2022, "On Bridging Generic and Personalized Federated Learning for Image Classification",
-https://arxiv.org/abs/2107.00778 (its linear personal head, not the hypernetwork).
+https://arxiv.org/abs/2107.00778. This module has the paper's linear personal heads, and not its hypernetwork.
 """
 
 from __future__ import annotations

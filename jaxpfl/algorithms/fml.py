@@ -55,7 +55,8 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
       architectures: the clients' models, as in `adaped`.
 
     Raises:
-      JaxpflError: if the task has no distance between predictions, or ``architectures`` contains an unknown model name.
+      JaxpflError: if the task defines no distance between predictions, or ``architectures`` contains an unknown model
+        name.
     """
     distillation.check_task("fml", task)
     clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))

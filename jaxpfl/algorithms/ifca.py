@@ -44,8 +44,8 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
       clusters: number k of clusters, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: if the number of clusters is out of range, the model's initialization ignores its key, or the server
-        optimizer is not ``sgd``.
+      JaxpflError: if the number of clusters is out of range, the model's initialization does not depend on the random
+        key, or the server optimizer is not ``sgd``.
     """
     several_models.check("ifca", "clusters", clusters, task, work)
     if work.server_optimizer != "sgd":

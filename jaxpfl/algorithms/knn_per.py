@@ -71,8 +71,8 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
     The personalized model is the interpolation. The global model is FedAvg's w.
 
-    Without adaptation (a step limit of 0), lambda_i is zero. Each personalized model stores as many feature vectors as
-    the largest client has training examples.
+    If a client may take no steps to adapt (a step limit of 0), lambda_i is zero. Each personalized model stores as many
+    feature vectors as the largest client has training examples.
 
     Args:
       task: a classification task, whose model declares its head.
@@ -88,9 +88,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     parts = halves("knn-per", task)
 
     def remembered(params: PyTree, data: ClientData) -> tuple[Memory, Array]:
-        """Compute the examples that a client stores, and the global model's log-probabilities for these examples, [n,
-        K].
-        """
+        """Return the features and labels that a client stores, and the global model's log-probabilities, [n, K]."""
 
         def chunk_memory(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
             rows = parts.features(params, x)
@@ -159,6 +157,6 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
-    """Squared distances between all rows of a [p, F] and b [n, F], [p, n], not negative."""
+    """Non-negative squared distances, [p, n], between every row of a, [p, F], and every row of b, [n, F]."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     return jnp.maximum(squares, 0)

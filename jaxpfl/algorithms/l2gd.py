@@ -16,7 +16,7 @@ fraction p of all iterations:
 .. math:: q = \frac{p \tau}{1 - p + p \tau}, \qquad \text{q = p for } \tau = 1
 
 For any tau, there are thus on average (1 - p) / p local steps for each aggregation, and the objective is the same. The
-server draws the kind of the round and broadcasts it to the cohort.
+server draws which of the two a round is, and tells the cohort.
 
 The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
 the mean update of the cohort S. Even under partial participation, the result is therefore the mean of all clients'
@@ -60,9 +60,9 @@ from jaxpfl.support.errors import JaxpflError
 class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
-    An aggregation step moves a model toward the mean by the fraction ``lr lam / p`` of its distance. With a fraction of
-    1 the model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the best
-    on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for local
+    An aggregation step reduces a model's distance to the mean by the fraction ``lr lam / p``. With a fraction of 1 the
+    model becomes the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the best on
+    held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for local
     training.
     """
 
@@ -94,9 +94,9 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
       JaxpflError: if local work is in epochs, or clients keep their optimizer states.
     """
     if work.epochs is not None:
-        raise JaxpflError("l2gd requires equal numbers of steps: set local_steps instead of local_epochs")
+        raise JaxpflError("l2gd requires equally many steps of all clients: set local_steps, not local_epochs")
     if work.keeps_optimizer:
-        raise JaxpflError("l2gd does not support keep_optimizer: only one of its two kinds of rounds takes local steps")
+        raise JaxpflError("l2gd does not support keep_optimizer: its aggregation rounds take no optimizer steps")
     loss = batch_loss(task)
 
     def update(

@@ -1,4 +1,6 @@
-"""MAP personalization with the knowledge-distillation prior, or with another distance or the exact normalizer.
+"""MAP personalization with the knowledge-distillation prior.
+
+Options replace the distance of the prior, or use the exact normalizer of its density.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -36,20 +38,21 @@ def map_kd(
     """MAP personalization with a prior on predictions: theta_i is regularized toward the global model's predictions.
 
     This method and `adaped` are the same if both have their default options and equal hyper-parameters, such as c, the
-    constant in psi's gradient. `priors.distillation` defines the prior's density and its normalizer. The personalized
-    model is the client's own theta_i. The global model is mu.
+    constant in the gradient of the prior's scale psi. `priors.distillation` defines the prior's density and its
+    normalizer. The personalized model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: task and local work, as in `map_personalization`.
       distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for KL(q || p),
         square for |p - q|^2.
-      exact: whether to use the density's exact normalizer instead of the paper's log(2 psi) / 2; only for kd.
+      exact: whether to use the exact normalizer of the prior's density instead of the paper's term log(2 psi) / 2; only
+        for kd.
       scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 
     Raises:
-      JaxpflError: if the distance or the scaling is unknown, ``exact`` is set with a distance other than kd, ``exact``
-        or square is set although predictions are not class probabilities, or the task has no distance between
-        predictions.
+      JaxpflError: if the distance or the scaling is unknown, ``exact`` is set with a distance other than kd, or the
+        task defines no distance between predictions. An error is also raised if ``exact`` or the distance square is set
+        although predictions are not class probabilities.
     """
 
     distillation.check_task("map-kd", task)

@@ -7,7 +7,8 @@ Client i keeps theta_i and minimizes
 where f_i is the client's negative log likelihood and p(.; Gamma) is the prior with parameters Gamma, which the server
 estimates. By default f_i is a SUM over the client's n_i examples (``scaling="sum"``). Each step divides the objective
 by n_i, so that learning rates for a mean loss can be used. With ``scaling="mean"``, f_i is the mean loss, as in the
-paper's methods for networks, and the prior has n_i times the weight. In the paper lambda = 1.
+paper's methods for networks, and the prior's weight relative to the loss is n_i times as large. In the paper lambda is
+1.
 
 Gamma is estimated in one of two ways. With ``estimate="gradient"``, the client takes a step on its copy of Gamma after
 each step on theta, and the server averages the copies. The average is uniform because each client is one draw from the
@@ -156,8 +157,8 @@ def map_personalization(
       estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
         ``Prior.fit`` to the uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
-      each: number of gradients that a step computes, with respect to theta and to models in ``Prior.descend`` (see
-        `Gradients`).
+      each: number of gradients that a step computes: one for theta, and one more if ``Prior.descend`` also
+        differentiates a model (see `Gradients`).
 
     Raises:
       JaxpflError: if the estimator or the scaling is unknown.

@@ -6,10 +6,10 @@ client's own previous model. A client takes tau local steps from the global mode
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) - \mu \log
    \frac{e^{\cos(z, z_\text{glob}) / T}}{e^{\cos(z, z_\text{glob}) / T} + e^{\cos(z, z_\text{prev}) / T}} \Big]
 
-Here z are the features of x under the model in training, z_glob the features under w, and z_prev the features under the
-client's model at the end of its last round. Before a client's first round, this previous model is the global model of
-round 0. In round 0 the previous model thus equals w, and the two cosines are equal. The server averages the models,
-weighted by the numbers of examples.
+Here mu and T are hyper-parameters, z are the features of x under the model in training, z_glob the features under w,
+and z_prev the features under the client's model at the end of its last round. Before a client's first round, this
+previous model is the global model of round 0. In round 0 the previous model thus equals w, and the two cosines are
+equal. The server averages the models, weighted by the numbers of examples.
 
 The features are the input of the head. The paper's networks compare the outputs of a two-layer projection before the
 head; add this projection to the model to reproduce the paper.

@@ -9,8 +9,8 @@ is fixed during the round:
 The method interpolates between local training (lambda = 0) and a single model (large lambda). The best lambda lies
 between these extremes, and is larger under the noise of differential privacy.
 
-The method performs poorly with small cohorts. The mean is then over few models, each of which continues from its own
-earlier round. In Ditto, by contrast, all models in the mean start from the same global model.
+The method performs poorly with small cohorts. The mean is then over few models, each of which continues from the
+client's own model of an earlier round. In Ditto, by contrast, all models in the mean start from the same global model.
 
 Reference: Liu, Hu, Wu and Smith 2022, "On Privacy and Personalization in Cross-Silo Federated Learning",
 https://arxiv.org/abs/2206.07902.

@@ -13,10 +13,10 @@ and Z is the matrix of all z_n. Client n receives the shared x and its own z_n, 
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
       + \eta \tau \frac{|S|}{m} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-Here m is the number of clients. The minimization over Z uses ADMM (`similarity.admm`) in the same compiled round. ADMM
-starts from the solution and the multipliers of the previous round (`admm.Warm`), and stops when its residuals are small
-or after a maximum number of steps. Neighboring clients that have equal z at the end belong to the same cluster
-(`clusters`).
+Here m is the number of clients, and c is 1 or 1 / m (see below). The minimization over Z uses ADMM (`similarity.admm`)
+in the same compiled round. ADMM starts from the solution and the multipliers of the previous round (`admm.Warm`), and
+stops when its residuals are small or after a maximum number of steps. Neighboring clients that have equal z at the end
+belong to the same cluster (`clusters`).
 
 The paper's objective has the mean of the m losses f_n, so a step changes z_n by -eta g_n / m. ``scaling="mean"``
 selects this objective (c = 1 / m). With full participation, tau = 1 and full batches, the server's step is exactly the
@@ -91,10 +91,10 @@ class NetworkState(NamedTuple):
 
     Attributes:
       shared: x, the shared parameters.
-      z: clients' own parameters as flat vectors, in the order of the stack, [m, d].
+      z: the clients' own parameters as flat vectors, in the order of the federation's clients, [m, d].
       fixed: the parameters that are not trained.
-      warm: ADMM's warm start, with the differences w [M, d] along the M edges and their multipliers. If a difference is
-        exactly zero, the edge's two clients have equal z.
+      warm: ADMM's warm start: the difference between the z of each edge's two clients, and its multiplier, both
+        [edges, d]. If a difference is exactly zero, the two clients have equal z.
     """
 
     shared: PyTree
@@ -132,12 +132,13 @@ def network_lasso(
 ) -> Algorithm:
     """Network lasso: personal models with a penalty on the differences between neighbors in a graph of the clients.
 
-    The personalized model is M x + N z_n. The global model is x; there is none if a parameter is personal.
+    The personalized model is M x + N z_n. The global model is x. If any parameter is personal, there is no global
+    model.
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
-    all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the
-    clients' distances, and ``fused_edges``, the fraction of edges whose clients have equal z. In addition to the
-    models, the server stores two vectors of length d for each edge.
+    all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` (each divided by
+    the norm of the clients' deviations from their mean), and ``fused_edges``, the fraction of edges whose clients have
+    equal z. In addition to the models, the server stores two vectors of length d for each edge.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
       Zhao et al., Algorithm 1; Zhao et al., Algorithm 2; Zhao et al., Algorithm 5.
@@ -163,7 +164,7 @@ def network_lasso(
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
     if work.epochs is not None:
-        raise JaxpflError("network-lasso requires equal numbers of steps: set local_steps instead of local_epochs")
+        raise JaxpflError("network-lasso requires equally many steps of all clients: set local_steps, not local_epochs")
     if admm_steps < 1:
         raise JaxpflError(f"network-lasso.admm_steps must be >= 1, got {admm_steps}")
     if not 0 < tolerance < 1:

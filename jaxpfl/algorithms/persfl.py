@@ -7,8 +7,8 @@ examples. The client keeps the model with the smallest cross-entropy CE as its t
 
 A client receives a global model in each round in which it takes part, and the last global model after training. The
 teacher of a new client is the last global model. The server can also keep up to ``stored`` earlier models, about
-equally spaced in rounds (`parts.servers`). The teacher of a new client is then the model, among these and the last
-model, that is best on the client's validation examples; in a tie, the earliest.
+equally spaced in rounds (`parts.servers`). The new client then chooses its teacher among these models and the last
+model, by the loss on its validation examples; in a tie, it chooses the earliest model.
 
 Stage 2 is local. The student is initialized with the teacher. With student logits a and teacher logits o, the student
 minimizes, over the client's training examples,
@@ -30,7 +30,7 @@ user, log-normal numbers of examples). The command for DS-1 is::
       --test-share 0.2 --validation-share 0.25 --classes-per-client 4 --rounds 100 --eval-every 100 --seeds 5
 
 Without ``--pool-test``, the official test set is used only for testing. ``--set persfl.teacher=last`` selects the
-paper's ablation.
+paper's ablation, in which every teacher is the last global model.
 
 Stage 2 uses the learning rate of the last round. Every evaluation repeats stage 2 for all students of the grid.
 
@@ -70,7 +70,9 @@ SoftLoss = Callable[[Array, Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """Best global model that a client has received, and its validation loss, [], initially the largest float.
+    """Best global model that a client has received, and the model's validation loss, [].
+
+    At first, the loss is the largest float.
 
     Reference: Divi et al. 2021, Figure 1; Divi et al. 2021, Figure 2.
     """
@@ -122,7 +124,7 @@ def persfl(
       teacher_first: whether to use KL(teacher || student); otherwise KL(student || teacher).
 
     Raises:
-      JaxpflError: if a value is outside its range, or the task has no distance between predictions. If models are
+      JaxpflError: if a value is outside its range, or the task defines no distance between predictions. If models are
         selected on validation examples, `Algorithm.check_data` also refuses clients without validation examples.
     """
 
@@ -145,7 +147,8 @@ def persfl_gd(
     teacher: str = "best",
     stored: int = 0,
 ) -> Algorithm:
-    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels instead of KL; both have the same gradient.
+    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels instead of KL; the two losses have the same
+    gradient.
 
     The personalized model, the global model and the errors are as in `persfl`.
 

@@ -75,7 +75,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
       architectures: the clients' models, as in `adaped`.
 
     Raises:
-      JaxpflError: if ``bits`` is out of range, the task has no distance between predictions, or ``architectures``
+      JaxpflError: if ``bits`` is out of range, the task defines no distance between predictions, or ``architectures``
         contains an unknown model name.
     """
     if bits and not 2 <= bits <= 16:
@@ -94,7 +94,9 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
         return quantize(theta, bits) if bits else theta
 
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
-        """Return a model's loss plus the weighted divergence, and the loss alone, given the model's logits ``own``."""
+        """Return two values: a model's loss plus the weighted divergence, and the loss alone. ``own`` are the model's
+        logits.
+        """
         loss = batch.mean(task.loss(own, batch.y))
         return loss + lam * batch.mean(divergence(teacher, student, batch.y)), loss
 

@@ -1,10 +1,10 @@
 """Privacy audits: compare a privacy claim with empirical lower bounds on epsilon, and test the noise and the cohorts.
 
 An audit runs the engine's own programs on the run's data and settings, with clients that are easy to detect (canaries),
-and reads every round's release (`subject`). An audit plays two distinguishing games (`games`), and tests whether noise
-and cohorts are as the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and
-so do noise or cohorts that differ from the accountant's assumptions. An audit that finds no such evidence does not
-prove the claim.
+and reads every round's release, which is the noisy sum of the uploads (`subject`). An audit plays two distinguishing
+games (`games`), and tests whether noise and cohorts are as the accountant assumes (`white_box`). A lower bound above
+the claimed epsilon refutes the claim, and so do noise or cohorts that differ from the accountant's assumptions. An
+audit that finds no such evidence does not prove the claim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Audit(NamedTuple):
     """Result of an audit.
 
     Attributes:
-      claim: audited privacy plan.
+      claim: the privacy plan whose epsilons are audited.
       accountant: accountant that computed the claimed epsilons.
       claimed: claimed epsilon at the delta of ``game``.
       game: result of the game with many runs ("worlds"), some with one canary and some without.

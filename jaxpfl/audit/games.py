@@ -1,6 +1,6 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
-A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
+A canary's upload has its own direction, a large weight and a norm far above the clipping norm C, so that after clipping
 it changes the sum by C. The privacy claim must cover this upload too. The upload's sign in each round is given by the
 Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference of their
 releases, but the canary does not. A coin decides whether a canary is included. If the canary is not included, the run
@@ -13,7 +13,7 @@ depends on a client's examples.
 
 In the first game, many runs (worlds) differ in their seeds and in the presence of one canary. Several statistics of a
 world's releases serve as scores: the component in the canary's direction (of the whole release, of each leaf, and of
-differences between rounds or leaves, in which shared noise cancels), the length, and the divisors.
+differences between rounds or leaves, in which shared noise cancels), the release's length, and the divisor of its sum.
 `epsilon_lower_bound` selects one statistic on half of the worlds and computes the bound on the other half.
 
 In the second game there are many canaries in one run, and a coin decides for each canary whether it is included.
@@ -58,8 +58,9 @@ class Canaries(NamedTuple):
     Attributes:
       ids: client ids of the canaries, [n].
       relation: neighboring relation, which determines the upload of an excluded canary.
-      even: whether the direction's squared length is divided equally among leaves, to detect faults in small leaves.
-        Otherwise, the squared length is divided equally among entries, to separate many canaries.
+      even: whether the direction's squared length is divided equally among the leaves of the upload, to detect faults
+        in small leaves. Otherwise, the squared length is divided equally among the upload's entries, to separate many
+        canaries.
     """
 
     ids: np.ndarray
@@ -121,8 +122,8 @@ def insert_canaries(
     Args:
       canaries: canaries to insert.
       clipping_norm: clipping norm C.
-      rebuild: function that builds the method's algorithm with different local work. For noise in every step, this
-        function is used to replace the canaries' gradients; otherwise None.
+      rebuild: function that builds the method's algorithm with different local work. With noise in every step, this
+        function is used to replace the canaries' gradients; without such noise, it is None.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -205,7 +206,8 @@ def play(
 
     Args:
       subject: private run to audit.
-      worlds: smallest number of worlds; rounded up so that every call of the program simulates the same number.
+      worlds: smallest number of worlds; rounded up so that every call of the compiled program simulates equally many
+        worlds.
       delta: delta at which claim and bound are compared. A claim gives an epsilon for every delta; a few thousand
         worlds are informative at 0.01 ... 0.2.
       confidence: confidence level of the bound.
@@ -344,13 +346,13 @@ def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
 
 
 class _Projected(NamedTuple):
-    """Measurements of a round's mean, after multiplication by the canary's sign and division by C; each [S].
+    """Measurements of a round's mean in S runs, after multiplication by the canary's sign and division by C; each [S].
 
     Attributes:
       leaves: component in the canary's direction, by leaf.
       pairs: difference of two leaves, projected on the difference of their directions, by pair of leaves.
       square: squared length.
-      divisor: divisor of the release, unchanged.
+      divisor: divisor of the release, without this multiplication and division.
     """
 
     leaves: dict[str, np.ndarray]
@@ -378,7 +380,7 @@ def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.
 
 
 def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
-    """Statistics of the worlds by name, each [S]."""
+    """Statistics of S worlds by name, each [S]."""
     of_round = [_sum(each.leaves.values()) for each in seen]
     table = {"sum": _sum(of_round)}
     if len(seen[0].leaves) > 1:

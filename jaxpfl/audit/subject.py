@@ -108,7 +108,7 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
 
 
 def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
-    """Leaves by path, each as a float64 vector; if ``runs``, each as an array [S, entries]."""
+    """Leaves by path, each as a float64 vector; if ``runs`` is true, each as an array [S, entries] for S runs."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(
             *np.shape(leaf)[: int(runs)], -1

@@ -1,4 +1,6 @@
-"""The group ``jaxpfl estimate``, which has a command for every registered study, and the folders of their results."""
+"""The group ``jaxpfl estimate`` with a command for every registered study, which can write its results into a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ..
     """Return the commands of the group.
 
     Args:
-      args: arguments after ``estimate``. Only the study that they name is imported; the other commands have only the
-        name and description that ``--help`` shows. If None, all studies are imported.
+      args: arguments after ``estimate``. Only the study named in the arguments is imported; the commands of other
+        studies have only the name and description that ``--help`` shows. If None, all studies are imported.
     """
     named = [argument.replace("_", "-") for argument in args[:1]] if args is not None else list(registry.STUDIES)
     found: list[Callable[..., None]] = []

@@ -251,7 +251,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
     lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
     if lacking:
         names = [f"{one.name} ({_listed(one.choices, 'or')})" if one.choices else one.name for one in lacking]
-        raise JaxpflError(f"{command} requires {_listed(names, 'and')}: {command} --help explains it")
+        raise JaxpflError(f"{command} requires {_listed(names, 'and')}: see {command} --help")
     return [*canonical, "--", *loose] if loose else canonical
 
 

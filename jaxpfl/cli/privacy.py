@@ -126,7 +126,9 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
         if cohort is not None or cap is not None:
-            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, the rate within a turn")
+            raise JaxpflError(
+                "--cycle excludes --cohort and --cap: give --sampling-rate, the rate among clients whose turn it is"
+            )
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:

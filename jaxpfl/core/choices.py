@@ -58,7 +58,7 @@ def arguments(
             raise unknown_name(f"argument of {kind} {name}", key, (*known, *more))
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in given:
-            raise JaxpflError(f"{kind} {name} requires {key}: {name}:{key}=...")
+            raise JaxpflError(f"{kind} {name} requires {key}: write {name}:{key}=...")
     kinds = {key: parameter.annotation for key, parameter in known.items()} | more
     return name, {key: typed(f"{name}:{key}", value, kinds[key]) for key, value in given.items()}
 

@@ -105,7 +105,8 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
 
     Args:
       largest: largest absolute value, one for each coordinate of the data.
-      spread: variation of the values, such as their range, with the shape of ``largest``; zero is never refused.
+      spread: variation of the values, such as their range, with the shape of ``largest``. A coordinate with zero
+        variation is never refused.
 
     Raises:
       JaxpflError: if a coordinate's rounding error exceeds a thousandth of its variation.

@@ -195,8 +195,8 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 
     Args:
       num_clients: number m of clients.
-      rate: probability q, rounded up to a multiple of 2^-23. Scores are multiples of 2^-23 too, so `Participation.rate`
-        is exactly the probability that a client is drawn.
+      rate: probability q, rounded up to a multiple of 2^-23. A client is drawn if its random score, a multiple of 2^-23
+        too, is below q. `Participation.rate` is therefore exactly the probability that a client is drawn.
       cap: number of slots; by default m, which leaves no client out.
 
     Raises:

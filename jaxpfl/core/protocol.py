@@ -4,7 +4,7 @@ Only the engine handles the axis over clients: it gathers the cohort, maps the c
 empty slots, sums the uploads, calls the server, and scatters the clients' new states back. A client's functions are
 written without this axis.
 
-In the signatures, ``hp`` are the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
+In the signatures, ``hp`` are the algorithm's hyper-parameters, a frozen dataclass that is a pytree of traced scalars.
 
 `wrapped_server` and `wrapped_client` wrap a method and forward every function that the wrapper does not change. The
 wrapper's state contains the method's state. The wrapper may add to messages and hyper-parameters, and the method does
@@ -75,8 +75,9 @@ class ClientContext(NamedTuple):
       round: number of finished rounds, [] int32.
       client_id: id of the client, [] int32.
       participations: number of earlier rounds in which the client was in the cohort, [] int32.
-      step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is
-        then static) or a traced scalar. In ``personalize``, 0 requests the personalized model BEFORE any adaptation.
+      step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the number of
+        loop iterations is then static) or a traced scalar. In ``personalize``, 0 requests the personalized model BEFORE
+        any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that a round continues the epoch in
         which the previous round ended.
       idle_rounds: number of earlier rounds in which the client trained outside the cohort (`Client.idle`), [] int32.
@@ -294,9 +295,9 @@ class Algorithm(NamedTuple):
         host.
       check_data: function that refuses an unsuitable federation before compilation; called on the host.
       counts_bits: whether uploads have ``Upload.bits``, which are then counted.
-      clusters: for a method in which the server forms clusters, function from the server's state to each client's
-        cluster, [m], in the order of the stack; called on the host with the state of one run. For clusters that clients
-        choose, see `Client.cluster`.
+      clusters: function from the server's state to each client's cluster, [m], in the order of the stack of clients;
+        for a method in which the server forms clusters, otherwise None. It is called on the host with the state of one
+        run. For clusters that clients choose, see `Client.cluster`.
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
       pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.

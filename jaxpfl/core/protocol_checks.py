@@ -190,7 +190,7 @@ def _check_upload(upload: Upload) -> None:
         jax.tree.map_with_path(check, upload.weight, upload.total)
     except (TypeError, ValueError) as error:
         raise JaxpflError(
-            f"client.update: Upload.weight must be a tree prefix of Upload.total: "
+            "client.update must return an Upload whose weight is a tree prefix of its total: "
             f"{_structures(upload.weight, upload.total)}"
         ) from error
 

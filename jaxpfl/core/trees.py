@@ -100,7 +100,8 @@ def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:
 
     Args:
       total: a tree of arrays.
-      weight: a tree prefix of ``total``: each leaf, of shape [] or [k], divides the leading axes of its subtree.
+      weight: a tree prefix of ``total``. Each of its leaves divides all arrays of ``total`` that lie below it. A leaf
+        [k] has one divisor for each row of these arrays.
     """
 
     def divide(w: Array, leaf: Array) -> Array:

@@ -178,8 +178,8 @@ class ClientData:
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
         if start.shape != size.shape or len(wrong):
             raise JaxpflError(
-                f"a client's examples lie outside the store of {stored}: select clients with federation.rows, not by "
-                "slicing its arrays"
+                f"a client's examples lie outside the store of {stored} examples: select clients with federation.rows, "
+                "not by slicing its arrays"
             )
 
     def flat(self) -> Examples:

@@ -19,8 +19,8 @@ shift K_r in [0, n) and a random bit for each pair {x, (K_r - x) mod n}; where t
 swapped (Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a
 table, a sort, or a loop whose length depends on data.
 
-A round of the network moves a position with probability 1/2, and then to a uniform position. After R rounds, the
-distribution of one position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The
+A round of the network moves a position with probability 1/2. If it does, the new position is uniform. After R rounds,
+the distribution of one position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The
 distribution of the whole order, for a small n, is within sqrt(n!) 2^-R of uniform. For every n, even or odd, more
 rounds decrease the distance, which is not true for Feistel networks (n = 5, 7).
 
@@ -64,11 +64,11 @@ much."""
 
 
 class Sizes(NamedTuple):
-    """Static bounds on the sizes of orders, which determine the compiled program and do not change an order.
+    """Static bounds on the lengths of random orders. They determine the compiled program, but change no order.
 
     Attributes:
-      short: bound on the sizes that are at most `SHORT`; 0 if all sizes are larger.
-      long: whether there may be larger sizes.
+      short: bound on the lengths that are at most `SHORT`; 0 if all lengths are larger.
+      long: whether there may be lengths above `SHORT`.
     """
 
     short: int
@@ -194,7 +194,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
 
     Args:
       batching: plan made by `plan_batches`.
-      key: the client's key for draws, which is the same in every round (rounds differ by ``participations``).
+      key: the client's key for draws, which is the same in every round. ``participations`` makes the rounds differ.
       participations: number of rounds in which this client has trained before, [] integer. The position in the sequence
         of epochs or steps is computed without 32-bit overflow as long as participations * steps < 2**32.
       size: number of the client's examples n_i, [] int32. If the number is 0, as in an empty slot of a cohort, no slot
@@ -388,7 +388,9 @@ def _sorted(key: Key, size: Array, capacity: int) -> Array:
 
 
 def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
-    """Return each round's shift in [0, n), int32, and salt, uint32: two arrays [ROUNDS], hashed from two words."""
+    """Return two arrays [ROUNDS], hashed from two words: the rounds' shifts in [0, n), int32, and their salts,
+    uint32.
+    """
     words = jax.random.bits(key, (2,), jnp.uint32)
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
     # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.

@@ -90,7 +90,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     The partition also assigns the examples of the official test set. If there is no such set (or, for the partition
     "natural", if no test user is a training user), each client's examples are split into training and test examples.
     The two parts have class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each
-    user's last examples are held out instead, and if the source names persons, all examples of a person are in the same
+    user's last examples are held out instead. If the source names persons, all examples of a person are in the same
     part. The partition "natural" leaves out test users without training examples, with a warning; `federate_unseen`
     makes clients of such users. If the source is in files, the clients' inputs are written to temporary files. Missing
     values of a table (`TableOptions.missing`) are replaced as in `fills_of`.
@@ -133,8 +133,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         )
     if source.persons is not None and given.partition != "natural":
         raise JaxpflError(
-            f"partition = {given.partition} would divide a person's rows among clients: use partition = natural with "
-            "client, the column that names the client of each row, or leave out person"
+            f"partition = {given.partition} would divide a person's rows among clients: set partition = natural, "
+            "and client to the column that names the client of each row, or leave out person"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = assign(given.partition, source if classes else _single_class(source), clients, options, rng)
@@ -234,11 +234,11 @@ def _names(source: Source, own: list[Indices]) -> Names | None:
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
     """Return the true clusters that the partition "clusters" draws with these settings.
 
-    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``, even if it was set apart. The result
-    includes each cluster's permutation of the labels.
+    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``, even if it was set apart as an unseen
+    client. The result includes each cluster's permutation of the labels.
 
     Raises:
-      JaxpflError: if these numbers are not valid for the partition "clusters".
+      JaxpflError: if these settings are not valid for the partition "clusters".
     """
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
@@ -282,10 +282,11 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
         return
     assert source.users_test is not None
     users, all_users = (len(np.unique(own)) for own in (source.users_test[apart], source.users_test))
+    tested = ", so each client is tested on part of its own examples" if split else ""
     warn(
         f"data set {source.name!r}: {users} of {all_users} test users have no training examples, and their "
-        f"{apart.sum()} examples are left out{'; each client is tested on part of its own examples' if split else ''}: "
-        "to score these users as unseen clients, use --unseen-clients test (federate_unseen)"
+        f"{apart.sum()} examples are left out{tested}; "
+        "--unseen-clients test (federate_unseen in Python) scores these users as unseen clients"
     )
 
 
@@ -314,8 +315,8 @@ def _check_source(source: Source) -> None:
             continue
         if not are_classes(y):
             raise JaxpflError(
-                f"{whose}: the task classification requires integer labels [N], got {y.dtype} {list(y.shape)}: "
-                "set Source.task to another task"
+                f"{whose}: labels of a classification must be integers [N], got {y.dtype} {list(y.shape)}; for other "
+                "labels, set Source.task"
             )
         if len(y) and y.max() >= source.num_classes:
             raise JaxpflError(f"{whose}: labels must be from 0 to {source.num_classes - 1}")
@@ -344,7 +345,7 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
 
     Args:
       groups: class or user of each of the client's examples, in their order, [n].
-      share: share to hold out.
+      share: fraction of the client's examples to hold out.
       rng: generator that draws the examples and breaks ties. By default, the last examples of each group are held out,
         and ties are broken in the order of the groups.
 
@@ -377,7 +378,8 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
       split_seed: seed of the draw, at least 0.
 
     Returns:
-      The federation of training clients and the federation of unseen clients. Clients keep their ids and their order.
+      A pair: the federation of the training clients, and the federation of the unseen clients. Clients keep their ids
+      and their order.
 
     Raises:
       JaxpflError: if ``unseen`` is below 1, or no training client would remain.

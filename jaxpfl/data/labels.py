@@ -45,7 +45,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
         raise JaxpflError(f"{whose}: labels must have shape [n], or [n, d] for d labels per example, got {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
         if y.dtype.itemsize > 4 and (lost := digit_loss(y)) is not None:
-            warn(f"{whose}, labels: {lost}: subtract an offset from them")
+            warn(f"{whose}, labels: {lost}; subtract an offset from them")
         check_finite(y, whose, "the label")
         return y.astype(np.float32, copy=False)
     if not np.issubdtype(y.dtype, np.integer):
@@ -87,7 +87,7 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
       labels: split -> labels, [N].
 
     Returns:
-      The class number of each label, [N] int32 for each split, and the distinct labels in order, [K].
+      A pair: split -> the class number of each label, [N] int32; and the distinct labels in order, [K].
     """
     names = np.zeros(0, next(iter(labels.values())).dtype)
     for part in (part for y in labels.values() for part in host_memory.iterate(y, _ENTRIES)):
@@ -185,8 +185,8 @@ def single(federation: Federation, strict: bool = False) -> Federation:
     for leaf in jax.tree.leaves(federation.train.examples.x):
         if isinstance(leaf, np.ndarray) and (lost := digit_loss(leaf)) is not None:
             warn(
-                f"feature {lost.feature}: {lost}: use --standardize, or federate(standardize=True), which subtracts "
-                "the mean first",
+                f"feature {lost.feature}: {lost}; use --standardize or federate(standardize=True) to subtract the mean "
+                "first",
                 strict=strict,
             )
 

@@ -114,5 +114,5 @@ def test_the_whole_method_runs_private_and_refuses_other_mechanisms():
     assert np.isfinite(done.personalized_accuracy).all()
     assert done.statement(1e-3).noise_multiplier == pytest.approx(3**-0.5)
     for other in (Mechanism(1.0, 0.5, "distributed", 3), Mechanism(1.0, 0.5, quantile=0.5, count_stddev=1.0)):
-        with pytest.raises(JaxpflError, match="central noise and a fixed clipping norm"):
+        with pytest.raises(JaxpflError, match="supports only noise='central' and quantile=None"):
             fit("adamix", federation, rounds=1, privacy=other)

@@ -278,7 +278,7 @@ def test_feedback_is_what_is_asked_for():
         ("qsgd:feedback=1", "qsgd:feedback must be a bool, got '1'"),
         ("top-k:share=0", "top-k:share must be > 0 and <= 1, got 0"),
         ("uniform:bits=17", "bits must be a whole number between 1 and 16, got 17"),
-        ("tv", "compressor tv requires gamma: tv:gamma=..."),
+        ("tv", "compressor tv requires gamma: write tv:gamma=..."),
         ("tv:gamma=-1", "tv:gamma must be >= 0 and finite, got -1"),
         ("tv:gamma=1,codebook=-2", "tv:codebook must be a whole number >= 1, got -2"),
     ],

@@ -124,7 +124,7 @@ WRONG = {
     ),
     "weights for other parts": (
         {"weight": {"body": jnp.ones(())}},
-        "client.update: Upload.weight must be a tree prefix of Upload.total",
+        "client.update must return an Upload whose weight is a tree prefix of its total",
     ),
     "an upload of another structure": (INNER, "Upload.total differs in structure from Message.shared"),
     "uploads of another structure, side by side": (

@@ -87,7 +87,7 @@ def test_test_users_that_are_not_trained_are_said_and_come_unseen(tmp_path: Path
     write(tmp_path / "own" / "test" / "a.json", writers({"v": 4, "x": 2} | shared, d=7))
     for in_files in (False, True):
         source = load("leaf:own", str(tmp_path), in_files=in_files)
-        instead = "left out: to" if shared else "left out; each client is tested on part of its own examples: to"
+        instead = "left out; --" if shared else "left out, so each client is tested on part of its own examples; --"
         said = rf"2 of {2 + len(shared)} test users have no training examples, and their 6 examples are {instead}"
         with pytest.warns(JaxpflWarning, match=said):
             federation = federate(source, partition="natural")

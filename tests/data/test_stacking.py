@@ -351,9 +351,9 @@ def test_digits_are_cut_after_standardization(kind, tmp_path):
 
 def test_lost_digits_are_said_by_a_fit_and_of_labels(tmp_path):
     federation = stamped("alike", tmp_path)
-    with pytest.warns(JaxpflWarning, match="400 distinct values become .* in single precision: use --standardize"):
+    with pytest.warns(JaxpflWarning, match="400 distinct values become .* in single precision; use --standardize"):
         jaxpfl.fit("local", federation, model="linear", rounds=1, local_steps=1)
-    with pytest.warns(JaxpflWarning, match="labels: 400 distinct values become .*: subtract an offset"):
+    with pytest.warns(JaxpflWarning, match="labels: 400 distinct values become .*; subtract an offset"):
         jaxpfl.stack_clients([(np.ones((400, 1)), STAMPS)] * 2)
     years = jaxpfl.stack_clients([(np.arange(2000.0, 2020)[:, None], np.arange(20) % 2)] * 2)
     assert years.train.examples.x.dtype == np.float32

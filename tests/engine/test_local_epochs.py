@@ -102,7 +102,7 @@ def test_slow_clients_take_fewer_of_their_own_steps():
 
 @pytest.mark.parametrize("method", ["l2gd", "network-lasso"])
 def test_methods_whose_update_has_tau_refuse_epochs(method):
-    with pytest.raises(JaxpflError, match="set local_steps instead of local_epochs"):
+    with pytest.raises(JaxpflError, match="set local_steps, not local_epochs"):
         fitted(method, local_epochs=1)
 
 

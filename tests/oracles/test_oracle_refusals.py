@@ -88,7 +88,7 @@ REFUSED = [
     ("fedper", {"task": task(head=None)}, "^fedper requires .*names its head"),
     ("fedper", {"task": task(head=lambda path: False)}, "^fedper requires .*matches none of its parameters"),
     ("fedper", {"task": linear()}, "^fedper requires .*matches every parameter"),
-    ("fedproto", {"architectures": "same+mlp:7"}, "fedproto requires models with equal feature widths, got 5 and 7"),
+    ("fedproto", {"architectures": "same+mlp:7"}, "fedproto requires .* the same number of features, got 5 and 7"),
     ("fedproto", {"predict": "heads"}, "unknown fedproto.predict 'heads'"),
     ("fedrep", {"task": task(head=None)}, "^fedrep requires .*names its head"),
     ("fedrep", {"head_steps": 3}, "at least one step on the head and one on the body"),

@@ -86,7 +86,7 @@ def test_new_clients_do_not_attack(federation):
     ("changes", "message"),
     [
         ({"aggregate": "medain"}, "unknown aggregate 'medain': did you mean 'median'"),
-        ({"aggregate": "krum"}, "aggregate krum requires attackers: krum:attackers=..."),
+        ({"aggregate": "krum"}, "aggregate krum requires attackers: write krum:attackers=..."),
         ({"aggregate": "krum:attackers=4"}, "requires a cohort of at least 11, got 10"),
         ({"aggregate": "median:share=1"}, "unknown argument of aggregate median 'share'"),
         ({"aggregate": "trimmed-mean:fraction=0.05"}, "trims no client in rounds of 10: use .* at least 0.1"),

@@ -144,13 +144,13 @@ def mixed_label_task(task: Task) -> Task:
 
 
 def flipped(key: Key, x: Array) -> Array:
-    """Mirror each image of [b, h, w, c] from left to right with probability 1/2."""
+    """Mirror each image of a batch, [b, h, w, c], from left to right with probability 1/2."""
     turn = jax.random.uniform(key, x.shape[:1]) < 0.5
     return jnp.where(turn[:, None, None, None], x[:, :, ::-1], x)
 
 
 def cropped(key: Key, x: Array, padding: int) -> Array:
-    """Replace each image of [b, h, w, c] by a random window of the image with ``padding`` zeros on every side."""
+    """Pad each image of a batch, [b, h, w, c], with ``padding`` zeros on every side, and cut out a random window."""
     scores = jnp.stack([jax.random.uniform(one, x.shape[:1]) for one in jax.random.split(key)], axis=1)
     corners = jnp.minimum((scores * (2 * padding + 1)).astype(jnp.int32), 2 * padding)
     wide = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))

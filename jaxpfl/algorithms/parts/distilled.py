@@ -71,7 +71,7 @@ class Distilled(NamedTuple):
         return batch.mean(distillation.divergence_of(self.task)(teacher, student, batch.y))
 
     def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
-        """Distillation term ``f / (2 psi)``, []. In AdaPeD, it is the whole objective of mu."""
+        """Distillation term ``f / (2 psi)`` with the divergence f, []. In AdaPeD, it is the whole objective of mu."""
         return self.kd(batch, teacher, student) / (2 * psi)
 
     def descend_theta(
@@ -109,8 +109,8 @@ class Distilled(NamedTuple):
     ) -> Step:
         """Return the local-step function, which updates theta, then mu given the new theta, then psi.
 
-        The update of psi uses both new models. If mu and psi are released together (``step_noise.joint``), it uses the
-        new theta and the old mu.
+        The update of psi uses the new theta and the new mu. If noise is added to the gradients of mu and psi jointly
+        (``step_noise.joint``), it uses the old mu.
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.
@@ -200,15 +200,15 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
     """Check the options that AdaPeD and AdaPeD-plus share.
 
     Raises:
-      JaxpflError: if ``idle_rounds`` is negative, the task has no distance between predictions, or ``gate`` is set for
-        a task with fewer than two classes.
+      JaxpflError: if ``idle_rounds`` is negative, the task defines no distance between predictions, or ``gate`` is set
+        for a task with fewer than two classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"{method}.idle_rounds must be >= 0, got {idle_rounds}")
     distillation.check_task(method, task)
     if gate and not (task.has_classes and task.num_classes >= 2):
         found = task.num_classes if task.has_classes else f"the task {task.kind!r}"
-        raise JaxpflError(f"{method}.gate compares with a uniform guess: it requires at least 2 classes, got {found}")
+        raise JaxpflError(f"{method}.gate requires a task with at least 2 classes, got {found}")
 
 
 def shared_server(task: Task) -> Server:

@@ -1,4 +1,7 @@
-"""Hyper-parameters: frozen dataclass pytrees of traced scalars, whose ranges are checked on the host."""
+"""Hyper-parameters: frozen dataclasses that are pytrees of scalars.
+
+JAX traces the scalars. Their ranges are checked before that, outside of compiled programs.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def hyper(
       low, high: smallest and largest allowed value.
       positive: whether ``low`` itself is excluded.
       is_rate: whether this is a learning rate that ``--lr`` and ``fit(lr=)`` set.
-      is_step: whether this is another step size, which ``--lr`` and ``fit(lr=)`` do not set (for a prior, a scale, a
-        mixture, adaptation or the server).
+      is_step: whether this is another step size, for example for a prior, a scale, a mixture, adaptation or the server.
+        ``--lr`` and ``fit(lr=)`` do not set it.
       decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default, true if
         ``is_rate`` is true.
       paper: value in the method's paper or in a comparison with the method, if different from the default. Users select
@@ -76,7 +79,7 @@ class SgdHyper:
 
 @struct.dataclass
 class AveragingHyper(SgdHyper):
-    """Hyper-parameters of SGD methods with an averaging server, whose learning rate does not decay."""
+    """Hyper-parameters of SGD methods with an averaging server; the server's learning rate does not decay."""
 
     server_lr: Scalar = hyper(
         1.0, "learning rate of the server optimizer; with sgd, 1 is plain averaging", positive=True, is_step=True

@@ -1,13 +1,16 @@
-"""Local SGD of linear models: one GPU kernel for all steps of a client, or a CPU's loop over steps of several clients.
+"""Local SGD of linear models in two fast forms: a kernel for GPUs, and a loop for CPUs.
+
+The kernel takes all steps of a client. An iteration of the loop takes one step of several clients.
 
 A step of a small model takes less time than reading the client's examples from memory and launching the step's
-operations. In the kernel (Pallas, lowered to Triton), one program instance trains one client, and its parameters stay
-in registers during all steps. A full batch is read once and stays in registers as well; a mini-batch is gathered by its
-drawn indices. Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond the features are
-masked.
+operations. In the kernel (Pallas, lowered to Triton), one program instance trains one client, and the client's
+parameters stay in registers during all steps. A full batch is read once and stays in registers as well; a mini-batch is
+gathered by its drawn indices. Arrays in Triton have powers of two as sizes. Rows beyond the batch and columns beyond
+the features are masked.
 
-In a CPU's loop, each step has few operations, on all clients of a block at once. The results of both forms differ from
-the results of the plain form of `local_work.sgd` only by the order of additions. Neither form can be differentiated.
+In the loop for CPUs, an iteration consists of few operations, each on all clients that are trained together. The
+results of both forms differ from the results of the plain form of `local_work.sgd` only by the order of additions.
+Neither form can be differentiated.
 """
 
 from __future__ import annotations
@@ -103,7 +106,8 @@ def local_sgd(
     anchor: PyTree | None,
     uploaded: bool,
 ) -> tuple[PyTree, Metrics] | None:
-    """Run `local_work.sgd` in the chosen form; None in the plain form, or if the form does not support the training.
+    """Run `local_work.sgd` in the chosen form; return None in the plain form, or if the form does not support the
+    training.
 
     Both forms support plain SGD on tasks that satisfy `is_linear`, without clipping, noise in steps or augmentation.
     ``coefficients`` are the rate, the weight decay and ``prox``; the other arguments are as in `local_work.sgd`.

@@ -66,10 +66,10 @@ class LocalWork:
         with a new optimizer state, unless ``keeps_optimizer`` is true.
       server_optimizer: the server optimizer, for methods that average; see `with_server_optimizer`.
       weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
-      privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. Methods
-        themselves use it only for noise in every step (`released`) and in AdaMix's private server.
+      privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. The code
+        of a method uses this attribute only for noise in every step (`released`) and in AdaMix's private server.
       unseen: number of clients that are never trained; they are the last clients in ``sizes``.
-      graph: graph of the trained clients in the order of the stack, for methods that need a graph (`Method.graph`).
+      graph: graph of the trained clients, in the order of ``sizes``, for methods that need a graph (`Method.graph`).
       epochs: number E of passes over a client's own examples in a round; None if all clients take ``steps`` steps.
       schedule: schedule of the learning rates, which the engine applies to any method (`schedules.scheduled`); None if
         each method decays its rates itself.
@@ -137,7 +137,8 @@ class LocalWork:
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clip the gradient of uploaded parameters and add noise if `step_noise` is set; else return it unchanged.
+        """If `step_noise` is set, clip the gradient of uploaded parameters and add noise; otherwise return it
+        unchanged.
 
         Args:
           key: key of the local step.
@@ -148,7 +149,8 @@ class LocalWork:
     def batches(self, steps: int, own: LocalEpochs | None = None) -> batching.Batching:
         """Plan the batches of a round of ``steps`` steps.
 
-        If ``own`` is given, work is in epochs, and clients with fewer examples take fewer steps.
+        If ``own`` (the clients' own numbers of steps) is given, work is in epochs, and clients with fewer examples take
+        fewer steps.
 
         Raises:
           JaxpflError: if ``draw`` is unknown, or the batch size is below one.
@@ -213,8 +215,8 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
 def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
     """Return the function that computes `batch_loss` and its gradient.
 
-    If examples are guarded (privacy for individual examples), the loss is NaN, and the gradient is the noisy mean of
-    the examples' clipped gradients.
+    If privacy protects individual examples (``privacy.unit = example``), the loss is NaN, and the gradient is the noisy
+    mean of the examples' clipped gradients.
     """
 
     def example_loss(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
@@ -238,7 +240,7 @@ def observed_gradient(
     The gradient is zero for running statistics.
 
     Raises:
-      JaxpflError: when called, if examples are guarded.
+      JaxpflError: when the function is called, if privacy protects individual examples.
     """
 
     def loss(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:

@@ -4,7 +4,7 @@ The available optimizers are optax's optimizers and the four optimizers below. F
 with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning rate is not an
 argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the following
 equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative gradient (at a
-server, the mean model update).
+server, the mean model update). The other Greek letters are arguments of the optimizers.
 
 The optimizer ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
@@ -175,7 +175,10 @@ def normalizes(optimizer: Optimizer) -> bool:
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return the numeric and Boolean arguments with their defaults; masks and dtypes cannot be given as text."""
+    """Return an optimizer's numeric and Boolean arguments with their defaults.
+
+    Other arguments, such as masks and dtypes, cannot be given as text.
+    """
     parameters = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     return {
         p.name: p.default

@@ -44,9 +44,9 @@ def em(
 ) -> Mixture:
     """Run EM steps, each with one noisy release of the sums.
 
-    A component keeps its center and variance if its noisy count is below one, or below two standard deviations of the
-    count's noise. When the probabilities are computed, counts below one are replaced by one, so that a component can
-    recover.
+    The count of a component is the sum of the clients' responsibilities for it. A component keeps its center and
+    variance if its noisy count is below one, or below two standard deviations of the count's noise. When the
+    probabilities are computed, counts below one are replaced by one, so that a component can recover.
 
     Args:
       key: key of the noise.

@@ -82,9 +82,9 @@ class Schedule:
     share a compiled program.
 
     Attributes:
-      name: a name in `SCHEDULES`, or the name for a tabulated function.
+      name: a name in `SCHEDULES`; `_TABLE` if the schedule is a function.
       rounds: number R of rounds of the run.
-      table: factor of each round, if the schedule is a function; later rounds have the last factor.
+      table: the factors of the run's rounds if the schedule is a function; later rounds have the last factor.
       warmup, end, factor, every: arguments of the schedules; each schedule ignores the arguments of other schedules.
     """
 

@@ -22,9 +22,9 @@ client i in the cohort S, the server's step is
 ``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. Other server optimizers, such as FedAvgM and
 FedAdam, are in `optimizers`.
 
-**Models stored for new clients** (`keeping_models`). After r rounds, the store with S slots contains models among mu_0
-... mu_r whose rounds are multiples of a stride k_r. The stride is the smallest power of two with at most S multiples in
-0 ... r (including 0):
+**Models stored for new clients** (`keeping_models`). Let mu_r be the global model after r rounds, and let S be the
+number of slots of the store. The model mu_r is stored if r is a multiple of a stride k_r. The stride is the smallest
+power of two with at most S multiples in 0 ... r (including 0):
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
@@ -190,8 +190,8 @@ def with_server_optimizer(
         tree of the same structure.
       optimizer: a name with arguments, or a factory function. With ``sgd``, the updates are multiplied by the rate, and
         the server keeps no optimizer state. With any other optimizer, the server's state is a `WithOptState`.
-      acts_on: tree prefix of the uploads, true for a model's parameters; parts marked false are averaged. None for
-        ``Algorithm.increments``.
+      acts_on: tree prefix of the uploads, true for a model's parameters; parts marked false are averaged. If None,
+        ``Algorithm.increments`` is used.
       averaged: function that selects the averaged part of `Message.shared`; by default, all of it.
 
     Raises:
@@ -203,8 +203,8 @@ def with_server_optimizer(
         raise JaxpflError("a server optimizer requires summed uploads, but this server uses individual uploads")
     if algorithm.has_server_optimizer:
         raise JaxpflError(
-            "this algorithm already has a server optimizer, and a second would apply server_lr twice: set "
-            "LocalWork.server_optimizer when building it"
+            "this algorithm already has a server optimizer, and a second would apply server_lr twice: instead, set "
+            "LocalWork.server_optimizer when you build the algorithm"
         )
     algorithm = algorithm._replace(has_server_optimizer=True)
     acts_on = algorithm.increments if acts_on is None else acts_on
@@ -279,7 +279,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     Such an optimizer moves every parameter by about the learning rate in each round.
 
     Raises:
-      JaxpflError: if the optimizer is unknown; with ``strict``, also instead of the warning.
+      JaxpflError: if the optimizer is unknown. With ``strict``, an error also replaces the warning.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:

@@ -40,8 +40,8 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: if there are fewer than two models or more models than clients; or if the initialization ignores its
-        key (a warm start), because k models with equal initial parameters would stay equal.
+      JaxpflError: if there are fewer than two models or more models than clients; or if the initialization does not
+        depend on the random key (as in a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model, {method} is the same as fedavg")
@@ -51,7 +51,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
     if not by_key:
         raise JaxpflError(
-            f"{method} requires models with different initial parameters, but this model's init ignores its key"
+            f"{method} requires models with different initial parameters, but this model's init ignores the random key"
         )
 
 
@@ -80,5 +80,5 @@ def mean_losses(task: Task, models: PyTree, data: ClientData) -> Array:
 
 
 def pick(models: PyTree, index: Array) -> PyTree:
-    """Return the model at an index of the stack."""
+    """Return the model at an index of a stack of models."""
     return jax.tree.map(lambda a: a[index], models)
