@@ -173,7 +173,7 @@ SCORED_WRONG = {
 @pytest.mark.parametrize(("wrong", "said"), SCORED_WRONG.values(), ids=SCORED_WRONG)
 def test_what_is_scored_has_the_shape_that_it_should(wrong, said, federation):
     with pytest.raises(JaxpflError, match=re.escape(said)):
-        trace(toy(**wrong), federation, "test")
+        trace(toy(**wrong), federation, "scores")
 
 
 def test_a_metric_that_averages_for_itself_is_refused(federation):
@@ -182,7 +182,7 @@ def test_a_metric_that_averages_for_itself_is_refused(federation):
     simulation._programs._of = simulation._programs._of._replace(task=task)
     said = r"the task's metric 'mean' must be one number for each of 4 examples, got float32\[\]"
     with pytest.raises(JaxpflError, match=said):
-        traced(simulation, "test")
+        traced(simulation, "scores")
 
 
 def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
