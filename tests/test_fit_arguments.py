@@ -11,7 +11,7 @@ import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, JaxpflWarning, Model
 from jaxpfl.core.participation import Availability
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy import Mechanism, PrivacyConfig
 
 NAN = float("nan")
 
@@ -123,6 +123,7 @@ def test_settings_of_a_run_are_checked_when_they_are_made():
     method = jaxpfl.METHODS["fedavg"]
     assert RunSpec(method=method).availability == Availability()
     assert list(RunSpec(method=method).seeds) == [0]
+    assert PrivacyConfig(noise_multiplier=1.0, delta=1e-3).clipping_norm == Mechanism(1.0).clipping_norm == 1.0
     for name, value, message in (
         ("attack_seed", -1, "attack_seed must be at least 0, got -1"),
         ("lr_schedule", "x", "unknown lr_schedule 'x'"),

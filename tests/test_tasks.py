@@ -8,6 +8,7 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Model, Task
 from jaxpfl.engine import build
+from jaxpfl.engine.evaluate import _means as means
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import task_of
 from jaxpfl.models import TASKS, classification
@@ -387,6 +388,11 @@ def test_an_own_task_reads_tokens_as_integers():
     own = Task(bigram(), (T,), V, shifted_by_one, {"loss": shifted_by_one}, kind="own", headline="loss")
     spec = RunSpec(method=METHODS["fedavg"], task=own)
     assert task_of(spec, federation()).input_dtype == federation().train.examples.x.dtype == np.int32
+
+
+def test_the_score_of_one_example_is_its_mean():
+    found = means(classification(bigram(), (T,), V), {"accuracy": (jnp.float32(1.0),)}, jnp.int32(1))
+    assert found == {"accuracy": 1.0}
 
 
 def test_a_client_without_labels_is_left_out_of_means():
