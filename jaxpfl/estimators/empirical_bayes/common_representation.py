@@ -49,12 +49,12 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation, in which signal and noise each have half of the mean square of y.
+    """Initial representation: signal and noise each get half of the mean square of y.
 
-    The basis consists of multiples of the k leading eigenvectors of sum_i b_i b_i'.
+    The columns of the basis are multiples of the k leading eigenvectors of sum_i b_i b_i', where b_i = X_i' y_i.
 
     Args:
-      messages: messages of all clients, leaves [m, ...].
+      messages: messages of all m clients, stacked: arrays [m, ...].
       rank: dimension k of the subspace.
 
     Raises:
@@ -72,7 +72,7 @@ def start(messages: Message, rank: int) -> Representation:
 
 @full_precision.products
 def head(at: Representation, sent: Message) -> Posterior:
-    """Posterior of the head of one client, which need not have taken part in the fit.
+    """Posterior of one client's head. The client need not have taken part in the fit.
 
     The client's coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """
@@ -89,8 +89,8 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
     """Fit the representation by EM; no step decreases the summed ``log_evidence``.
 
     Args:
-      at: initial representation, with sigma^2 above the floor.
-      messages: messages of all clients, leaves [m, ...].
+      at: initial representation; its sigma^2 must be above ``floor``.
+      messages: messages of all m clients, stacked: arrays [m, ...].
       floor: positive lower bound on sigma^2.
       steps: number of steps; static.
     """
@@ -115,7 +115,7 @@ def least_squares_head(basis: Array, sent: Message) -> Array:
 
 @full_precision.products
 def alternating(basis: Array, messages: Message, steps: int) -> Array:
-    """Alternate between least-squares heads and the basis; return its orthonormal columns, [d, k].
+    """Fit the heads and the basis in turn, by least squares; return a basis with orthonormal columns, [d, k].
 
     Implements: Ozkara et al. 2023, appendix J.
     """
@@ -128,7 +128,10 @@ def alternating(basis: Array, messages: Message, steps: int) -> Array:
 
 
 def _basis(messages: Message, heads: Array, second: Array) -> Array:
-    """Solution B [d, k] of ``sum_i A_i B S_i = sum_i b_i w_i'``, the minimum-norm solution if there are several."""
+    """Solution B [d, k] of ``sum_i A_i B S_i = sum_i b_i w_i'``, with the smallest norm if there are several solutions.
+
+    Here w_i are the ``heads``, S_i are the matrices ``second``, and A_i and b_i are parts of the messages.
+    """
     (k, d), right = (heads.shape[1], messages.cross.shape[1]), messages.cross.T @ heads
     whole = jnp.einsum("ikl,ide->dkel", second, messages.gram).reshape(d * k, d * k)
     return (jnp.linalg.pinv(whole, hermitian=True) @ right.reshape(-1)).reshape(d, k)

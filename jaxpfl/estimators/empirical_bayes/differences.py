@@ -1,17 +1,18 @@
 r"""Tests of whether clients' parameters are equal, and a confidence interval for their spread.
 
-All functions run on the host, with SciPy. For Gaussian clients with means :math:`\bar X_i`, let :math:`w_i(\lambda) = 1
-/ (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`, where s_i^2 is the estimated variance of
-:math:`\bar X_i`, and M is the mean of all :math:`\bar X_i` with the weights w_i. Suppose that all s_i^2 are
-proportional to one variance, pooled with nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F
-distribution with m - 1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). At lambda = 0 this is the
-analysis of variance. If clients have different variances, the test is Welch's.
+All functions run on the host, with SciPy. Gaussian client i has the mean :math:`\bar X_i`, with the estimated variance
+s_i^2. Let :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and :math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`, where M is
+the mean of all :math:`\bar X_i` with the weights w_i. Suppose that all s_i^2 are proportional to one variance, pooled
+with nu degrees of freedom. The true variances are then :math:`\varphi s_i^2` with a common factor :math:`\varphi`. At
+:math:`\lambda = \sigma_\theta^2 / \varphi`, where sigma_theta^2 is the variance of the clients' parameters, Q / (m - 1)
+has the F distribution with m - 1 and nu degrees of freedom, exactly and for any sizes (Wald 1940). The test for lambda
+= 0 is the analysis of variance. If the clients' variances differ, Welch's test is used.
 
-To find an endpoint of the interval for sigma_theta^2, the variance of the clients' parameters, first solve for the
-lambda at which Q / (m - 1) equals a quantile of F. Then multiply this lambda by the ratio of that quantile to the same
-quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the uncertainty of the
-pooled variance, while the uncertainty of a large sigma_theta^2 does not. (For equal sizes this is the interval of
-Williams 1962, whose coverage is close to the nominal level, and not below.)
+To find an endpoint of the interval for sigma_theta^2, first solve for the lambda at which Q / (m - 1) equals a quantile
+of F. Then multiply this lambda by the ratio of that quantile to the same quantile of chi-square / (m - 1). Without this
+ratio, the interval for a large sigma_theta^2 would be too wide, because it would include the uncertainty of the pooled
+variance, which hardly affects a large sigma_theta^2. For equal sizes this is the interval of Williams 1962. Its
+coverage is at least the nominal level, and close to it.
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
@@ -50,7 +51,7 @@ def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float,
     Args:
       mean: the clients' means, [m].
       s2: positive estimated variances of these means, [m].
-      degrees: degrees of freedom of the pooled variance, or of each client's variance, [m].
+      degrees: degrees of freedom: one number for the pooled variance, or one for each client's variance, [m].
       pooled: whether all ``s2`` are proportional to one pooled estimate; otherwise Welch's test is used.
     """
     from scipy import special
@@ -90,8 +91,9 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
 
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
 
-    where :math:`\bar X` is the share of ones among all samples. If an expected count is below five, the p-value is
-    simulated with 199 to 9999 draws given the total number of ones. A simulated p-value is valid for any counts.
+    where :math:`\bar X` is the share of ones among all samples. If a client's expected number of ones or of zeros is
+    below five, the p-value is simulated: the total number of ones is dealt to the clients at random, 199 to 9999 times.
+    A simulated p-value is valid for any counts.
 
     Args:
       ones: number of ones of each client, [m].
@@ -124,7 +126,7 @@ def compare_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
 
     Args:
       count: number of events of each client, [m].
-      exposure: exposure e_i of each client, [m].
+      exposure: exposure of each client, [m]; a rate is the number of events per unit of exposure.
     """
     from scipy import special
 
@@ -151,7 +153,7 @@ def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
 
 
 def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
-    """Divisor of Q / (m - 1) in Welch's test, and the denominator's degrees of freedom."""
+    """Return the divisor of Q / (m - 1) in Welch's test, and the degrees of freedom of the denominator of F."""
     m, w = len(s2), 1 / s2
     off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
     return 1 + 2 * (m - 2) * off, 1 / (3 * off)

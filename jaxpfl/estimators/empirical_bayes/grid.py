@@ -4,9 +4,10 @@ Let :math:`L_{ik}` be the density of client i's data under component k. The weig
 \pi)_i` over the simplex. The weights also minimize :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all
 :math:`\pi \ge 0`. The minimum is found by primal-dual Newton steps with a line search.
 
-The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest directional derivative. The slack
-certifies the result, because the mean log likelihood of the weights is below its maximum by at most the slack. A slack
-of zero is the optimality condition of Kiefer and Wolfowitz.
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1` is the largest derivative of the mean log likelihood
+toward a single component. The mean log likelihood of the weights is below its maximum by at most the slack, so a small
+slack proves that the weights are nearly optimal. They are optimal if the slack is zero (the condition of Kiefer and
+Wolfowitz).
 
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
 proportions using sequential quadratic programming", for the problem without the simplex constraint; Koenker and Mizera
@@ -49,8 +50,8 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
       w: weights of the clients, [m], with sum one; by default equal.
 
     Returns:
-      The components' weights [K], with sum one, and the slack [], an upper bound on how far the mean log likelihood of
-      these weights is below its maximum.
+      Two arrays: the components' weights [K], with sum one; and the slack []. The mean log likelihood of the weights is
+      below its maximum by at most the slack.
     """
     m, count = log_density.shape
     w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
@@ -103,21 +104,22 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
 
 
 def _boundary_step(at: Array, move: Array) -> Array:
-    """Longest step, at most 1, along ``move`` that keeps all entries positive."""
+    """Size of the step from ``at`` along ``move``: at most 1, and small enough to keep all entries positive."""
     return jnp.minimum(1, _KEEP * jnp.where(move < 0, at / jnp.where(move < 0, -move, 1), jnp.inf).min())
 
 
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
     """Group many clients into bins; return each bin's mean estimate, mean standard error and total weight.
 
-    The results have shape [estimates * errors].
+    Each result has shape [estimates * errors].
 
     Bins are equally spaced in asinh(x) and in log(s). Bins far from x = 0 are therefore wide. The clients in a bin are
-    replaced by their means. For a smooth likelihood, this causes an error of the order of the second derivatives times
-    the variances within bins.
+    replaced by one client with their mean x and mean s. If the likelihood is smooth, the error is of the order of its
+    second derivatives times the variances of x and s within bins.
 
     Args:
-      x, s, w: estimates, positive standard errors and weights of the clients, [m] each; s is of the order of one.
+      x, s, w: estimates, positive standard errors and weights of the clients, [m] each; s should be of the order of
+        one.
       estimates, errors: numbers of bins along x and along s.
     """
     place = _place(jnp.arcsinh(x), estimates) * errors + _place(jnp.log(s), errors)

@@ -2,26 +2,27 @@ r"""Normal means of clients in groups, such as pupils in schools. The spreads wi
 REML.
 
 Client i in group g has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(\mu_g, A)`,
-:math:`\mu_g \sim N(\mu, B)`. Let :math:`w_i = 1 / (A + s_i^2)` and :math:`W_k = \sum_{i \in g} w_i^k`, let
-:math:`\bar x_g` be the group's weighted mean, and :math:`q_g = B / (1 + B W_1)` (Woodbury's identity). The best linear
-unbiased predictors are
+:math:`\mu_g \sim N(\mu, B)`. Let :math:`w_i = 1 / (A + s_i^2)` and :math:`W_k = \sum_{i \in g} w_i^k`. Let :math:`\bar
+x_g` be the mean of the group's estimates with weights w_i. Given these estimates, mu_g has the variance :math:`q_g = B
+/ (1 + B W_1)`. The best linear unbiased predictors are
 
 .. math:: \hat\mu_g = \hat\mu + q_g W_1 (\bar x_g - \hat\mu), \qquad
    \hat\theta_i = x_i - b_i (x_i - \hat\mu_g), \quad b_i = s_i^2 w_i,
 
 where :math:`\hat\mu` is estimated by generalized least squares. The variance of :math:`\hat\mu` is :math:`C^{-1}`,
-where :math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`.
-Here g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and B:
+where :math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of :math:`\hat\theta_i` is estimated by :math:`g_1 +
+g_2 + 2 g_3`. Here g_1 is the error at known A, B and mu, g_2 is due to the estimation of mu, and g_3 is due to the
+estimation of A and B:
 
 .. math:: g_1 = A b_i + b_i^2 q_g, \quad g_2 = \frac{b_i^2}{C (1 + B W_1)^2}, \quad
    g_3 = \mathrm{tr}\{\mathrm{Cov}(\partial \hat\theta_i / \partial (A, B))\, I^{-1}\},
 
 where I is the Fisher information of A and B. g_3 is counted twice because g_1 at the fitted A and B is too small by g_3
-on average. The mean squared error of mu_g has the same form, with b_i = 1 and without the term A b_i.
+on average. The mean squared error of :math:`\hat\mu_g` has the same form, with b_i = 1 and without the term A b_i.
 
 The restricted likelihood is maximized by Newton steps from the best point of a grid of A and B. The result is compared
-with fits that have A = 0, B = 0, or both, and the fit with the largest likelihood is kept. A step needs a few sums over
-the clients of each group. No message of fixed size is enough for the whole fit.
+with fits that have A = 0, B = 0, or both, and the fit with the largest likelihood is kept. Each step needs a few new
+sums over the clients of each group. No fixed set of sums is enough for the whole fit.
 
 References: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model"; Prasad and Rao
 1990, "The estimation of the mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of
@@ -59,7 +60,7 @@ class GroupMeans(NamedTuple):
     Attributes:
       x, s: estimates and their standard errors, [m] each.
       group: index of each client's group, [m].
-      overall, overall_stderr: mean mu of the groups' means, and its standard error at the fitted spreads, [] each.
+      overall, overall_stderr: mean mu of the groups' means, and its standard error if A and B are known, [] each.
       within: variance A of clients about their group's mean, [].
       between: variance B of the groups' means, [].
       mean: predictors of theta_i, [m].
@@ -74,13 +75,14 @@ class GroupMeans(NamedTuple):
         [G].
       group_residual: standardized differences between the groups' weighted means and mu, [G]; N(0, 1) if the model
         holds.
-      log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
+      log_likelihood: restricted log likelihood, []: the log likelihood of m - 1 orthonormal contrasts of x.
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
       p_value: probability of a Q at least as large if A is zero, [].
-      ratio: twice the difference between the log likelihoods of the fit and of the fit with B = 0, [].
-      group_p_value: probability of a ratio at least as large if B is zero, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many groups. The p-value is 1 if B = 0 maximizes
-        the likelihood.
+      ratio: likelihood-ratio statistic, []: twice the amount by which the log likelihood exceeds its maximum with B =
+        0.
+      group_p_value: probability of a ratio at least as large if B is zero, []. This is half the tail probability of a
+        chi-square with one degree of freedom, an approximation for many groups. The p-value is 1 if B = 0 maximizes the
+        likelihood.
       labels: the clients' labels, if the data came in a data frame.
     """
 
@@ -141,12 +143,12 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
       group: group of each client, [m]: numbers or names. The sorted distinct values are the groups. If ``groups`` is
         given, the values are numbers in 0 ... groups - 1.
       groups: number of groups G; required within a JAX transformation, where the values of ``group`` are not known. A
-        group without clients gets the prediction for a new group.
+        group without clients is predicted like a new group, by mu.
 
     Raises:
-      JaxpflError: as in `ebnm` for x and s; if ``group`` has a different length, or its values are neither numbers in
-        this range nor names; if there are fewer than three groups; or if no group has two clients, because A and B then
-        cannot be distinguished. Within a JAX transformation, values are not checked.
+      JaxpflError: if x or s are invalid (as in `ebnm`); if ``group`` has a different length, or values that are neither
+        names nor numbers in this range; if there are fewer than three groups; or if no group has two clients. In the
+        last case A and B cannot be distinguished. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -164,15 +166,20 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
         raise JaxpflError(f"at least {LEAST_GROUPS} groups are required to estimate their spread, got {number}")
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
         raise JaxpflError(
-            "every group has a single client, so the variances within and between groups cannot both be estimated"
+            "at least one group must have two clients, got one client in every group: use ebnm, without groups"
         )
     found = _solve(own, errors, jnp.asarray(index), groups=number)
     return found._replace(labels=inputs.labels_of(x, s, group))
 
 
 class _Sums(NamedTuple):
-    """Parts of the likelihood that do not depend on B: w [m], W_1 and weighted means [G], and the sum of other terms
-    [].
+    """Parts of the likelihood that do not depend on B.
+
+    Attributes:
+      w: weights w_i, [m].
+      total: sums W_1 of the weights in each group, [G].
+      center: weighted means of the groups, [G].
+      rest: sum of the other parts, [].
     """
 
     w: Array
@@ -232,7 +239,10 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
 
 
 def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Array, Array, Array]:
-    """Maximum-likelihood A and B, the largest log likelihood, and the largest with B = 0, up to a constant."""
+    """Return A and B of the largest log likelihood, this log likelihood, and the largest log likelihood with B = 0.
+
+    Both log likelihoods lack the same constant.
+    """
     kind, m = y.dtype, len(y)
 
     def between(at: _Sums, B: Array) -> Array:
@@ -262,7 +272,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Maximize from a grid point; return the spreads and their log likelihood. A spread of zero stays zero."""
+        """Maximize the likelihood from a grid point; return A and B, and their log likelihood. A zero stays zero."""
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 
@@ -294,6 +304,6 @@ def _grouped(of: Array, group: Array, groups: int) -> Array:
 
 
 def _traced(slopes: Array, information: Array) -> Array:
-    """tr(S I^-1) for symmetric 2 x 2 matrices S and I, given by their upper triangles [3, n] and [3]."""
+    """Traces of S I^-1, [n], for n symmetric 2 x 2 matrices S and one I, given by upper triangles [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)

@@ -1,9 +1,9 @@
 """Conversion of inputs from lists, arrays and data frames to numbers, and of results to data frames.
 
 Masked arrays with a masked entry are refused, because NumPy's conversion would ignore the mask. Columns of data frames
-are matched by their index. If two columns have the same labels in a different order, the second is reordered like the
-first. Different labels are refused, because matching by position would pair numbers of different clients. Results keep
-the labels.
+are matched by the labels in their index. If two columns have the same labels in a different order, the second is
+reordered like the first. Different labels are refused, because matching by position would pair numbers of different
+clients. Results keep the labels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_frame(value: Any) -> bool:
 
 
 def aligned(**given: Any) -> tuple[Any, ...]:
-    """Return the values, with columns of data frames reordered to match the index of the first of these columns.
+    """Return the values of all arguments. Columns of data frames are reordered to have the same index as the first one.
 
     Args:
       **given: arguments by name; values that are not columns of data frames are returned unchanged.
@@ -75,7 +75,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
             continue
         pair = f"{framed[0]} and {name}"
         if not (own.is_unique and first.is_unique):
-            raise JaxpflError(f"the indexes of {pair} differ and have repeated labels: align them, or pass arrays")
+            raise JaxpflError(f"the indexes of {pair} differ and have repeated labels: sort the rows, or pass arrays")
         lacking = first.difference(own)
         if len(lacking):
             raise JaxpflError(
@@ -86,11 +86,12 @@ def aligned(**given: Any) -> tuple[Any, ...]:
 
 
 def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
-    """Return the index of each row's name, and the sorted distinct names (None if ``number`` is given).
+    """Return an index into the sorted distinct names for each row, [m], and these names.
 
     Args:
       name: name of the argument.
-      value: numbers or names, [m]; if ``number`` is given, numbers in 0 ... number - 1.
+      value: the rows' names, [m], which may be numbers; if ``number`` is given, they are indices in 0 ... number - 1,
+        and are returned with None instead of names.
       number: number of distinct names; required for traced values.
       m: number of rows.
       rows: name for the rows in messages, in the plural.
@@ -170,7 +171,7 @@ def inside(name: str, value: Scalar) -> None:
 
 
 def level_within(value: Scalar, kind: Any = None) -> None:
-    """Check that an interval's level is in (0, 1) and not too close to 1 for rounding, unless the level is traced.
+    """Check that an interval's level is in (0, 1), and not so close to 1 that rounding spoils it. Skip traced levels.
 
     Args:
       value: one or several levels.

@@ -1,9 +1,9 @@
 r"""Credible intervals for Gaussian clients, which account for the uncertainty of the learned population.
 
-The intervals are valid even for few clients. The clients' means are normal about theta_i with variances :math:`\varphi
-s_i^2`, and theta_i ~ N(mu, st2). mu and st2 are unknown. The common factor :math:`\varphi` is also unknown if the
-samples' variance was pooled with few degrees of freedom. `posterior` integrates over all three unknowns; `morris`
-returns intervals from this posterior.
+The intervals are valid even for few clients. The mean :math:`\bar X_i` of client i's samples is normal about theta_i
+with the variance :math:`\varphi s_i^2`, where s_i^2 is an estimate, and theta_i ~ N(mu, st2). mu and st2 are unknown.
+The common factor :math:`\varphi` is also unknown if the samples' variance was pooled with few degrees of freedom.
+`posterior` integrates over all three unknowns; `morris` returns intervals from this posterior.
 
 References: Morris 1983, "Parametric empirical Bayes inference"; Tiao and Tan 1965, "Bayesian analysis of random-effect
 models in the analysis of variance", for the factor.
@@ -33,17 +33,18 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     The priors of mu and st2 are flat, and the prior density of :math:`\varphi` is :math:`1 / \varphi`.
 
-    Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`, let M be the
-    mean with these weights, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i has Student's t
-    distribution with :math:`N = \nu + (m - 1) d - 2` degrees of freedom. The center of this distribution is
-    :math:`\bar X_i - B_i (\bar X_i - M)`, and the squared scale is
-    :math:`\frac{\nu + Q}{N} (\lambda B_i + B_i^2 / \sum_j w_j)`. The density of lambda is
+    Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`. Let M be the
+    mean of the :math:`\bar X_i` with weights w_i, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i
+    has Student's t distribution with :math:`N = \nu + (m - 1) d - 2` degrees of freedom. The center of this
+    distribution is :math:`\bar X_i - B_i (\bar X_i - M)`, and the squared scale is :math:`\frac{\nu + Q}{N} (\lambda
+    B_i + B_i^2 / \sum_j w_j)`. The density of lambda is
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
-    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`. If, in addition, all s_i^2 are
-    equal, the mean and the variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of
-    st2. The prior is then flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
+    Means and scales are sums over a grid of lambda. For infinite nu the last factor is :math:`e^{-Q/2}`. If, in
+    addition, all s_i^2 are equal, the mean and the variance are the ones of Morris. For (m - 1) d <= 2 a flat prior of
+    st2 would give an improper posterior. The prior is then flat in :math:`s^2 / (s^2 + \lambda)`, where s^2 is the mean
+    of the s_i^2, and N is :math:`\nu + (m - 1) d`.
 
     Args:
       own: the clients' own means, [m, d].
@@ -68,9 +69,9 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     nu = jnp.where(known, 1.0, degrees)
 
     def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return lambda = scale (1 / u^2 - 1); the log density of u; w; M; and phi's posterior mean.
+        """Return lambda, the log density of u, the weights w_i, the weighted mean M, and phi's posterior mean.
 
-        The parameter u is used because its density is bounded for every m.
+        Here u in (0, 1) defines lambda = scale (1 / u^2 - 1). The density of u is bounded for every m.
         """
         ratio = scale * (1 - u) * (1 + u) / u**2
         w = 1 / (ratio[:, None] + s2)
@@ -111,7 +112,10 @@ def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Credible intervals: means of `posterior` (same arguments), minus and plus Student's quantile times the scales."""
+    """Lower and upper endpoints of credible intervals, [m, d] each. The arguments are as in `posterior`.
+
+    The endpoints are the posterior means, minus and plus Student's quantile times the scales.
+    """
     mean, scale = posterior(own, s2, degrees)
     m, d = own.shape
     reach = student(level, degrees_left(m, d, degrees)) * scale
@@ -119,7 +123,7 @@ def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = mat
 
 
 def student(level: float, degrees: Any) -> np.ndarray:
-    """Half width of Student's interval in units of the scale; infinite ``degrees`` give the normal interval."""
+    """Half width of a central interval of Student's t distribution (normal distribution for infinite ``degrees``)."""
     from scipy import special
 
     tail = (1 + level) / 2

@@ -13,15 +13,16 @@ and the interval's endpoints are quantiles of the mixture.
   :math:`4 / (4 + c)^2`, as for rates below. (A prior flat in rho would put nearly all mass on populations in which
   nearly all p_i are zero.)
 - The prior of mu is :math:`1 / \mu` for the lower endpoint and :math:`1 / (1 - \mu)` for the upper endpoint. For rho =
-  0 these priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
+  0 these priors give the interval of Clopper and Pearson for all counts together. The coverage of that interval is at
+  least nominal.
 
 **Rates** are the limit of probabilities for rare events. A rate is Gamma with mean mu and squared coefficient of
 variation c.
 
-- c has the prior density :math:`4 / (4 + c)^2`. This prior is flat in :math:`c / (4 + c)`, and almost flat in c if the
-  rates' standard deviation is not much larger than their mean.
-- mu has the prior :math:`1 / \mu` for the lower endpoint. For the upper endpoint, the prior is flat at c = 0, so that
-  both endpoints agree with Garwood's interval for all counts together, whose coverage is at least nominal. For other c
+- c has the prior density :math:`4 / (4 + c)^2`. Thus :math:`c / (4 + c)` is uniform in (0, 1), and the prior is almost
+  flat for c below about 1.
+- mu has the prior :math:`1 / \mu` for the lower endpoint. For the upper endpoint, the prior is flat if c = 0. Both
+  endpoints then agree with Garwood's interval for all counts together, which has at least nominal coverage. For other c
   the prior for the upper endpoint is
 
   .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
@@ -59,8 +60,8 @@ _TERMS = 4096  # values summed together, which bounds the memory
 class Intervals(NamedTuple):
     """Endpoints of the intervals, and posterior standard deviations, [m] each.
 
-    If no client has any events (ones), the posteriors have nearly all their mass near zero, and long tails. The
-    posterior standard deviations may then exceed the upper endpoints.
+    If no client has any ones, the posteriors have nearly all their mass near zero, and long tails. The posterior
+    standard deviations may then exceed the upper endpoints.
     """
 
     low: np.ndarray
@@ -112,7 +113,7 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
     """Credible interval of every client's rate.
 
     Args:
-      count: number of events Z_i of each client, integers, at least one positive, [m].
+      count: number of events Z_i of each client, [m]: integers, of which at least one is positive.
       exposure: positive exposures e_i, [m], or one number for all.
       level: coverage probability, in (0, 1).
     """
@@ -145,7 +146,10 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
 
 
 def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log odds (of mu), alpha, beta, and log density for the log odds, [cells] each."""
+    """Grid of Beta distributions: log odds of mu, parameters alpha and beta, and log likelihood, [cells^2] each.
+
+    The second axis of the grid is a function of rho in which rho's prior is flat.
+    """
     from scipy import special
 
     # Likelihoods are computed once per distinct number of ones, zeros and samples, which many clients share.
@@ -171,12 +175,18 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
-    """Log ratio of mu's priors for the upper and the lower endpoint, [cells]; mu is in units of the pooled rate."""
+    """Logarithm of mu's prior for the upper endpoint divided by mu's prior for the lower endpoint, [cells^2].
+
+    mu is in units of the pooled rate.
+    """
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 
 
 def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log mu (the pooled rate is one), c, and the log density of log mu, [cells] each."""
+    """Grid of Gamma distributions: log mu, c, and log likelihood up to a constant, [cells^2] each.
+
+    Rates are in units of the pooled rate. The second axis of the grid is c / (4 + c), in which c's prior is flat.
+    """
     counts = np.unique(z, return_counts=True)
     exposures = np.unique(e, return_counts=True)
     # Only clients with events contribute the term z log(e_0 + e).
@@ -199,10 +209,10 @@ def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: np.ndarray, cells: int) -> np.ndarray:
-    """Midpoints [2, cells] of a grid over the part of a box in which a density is not negligible.
+    """Midpoints [2, cells^2] of a grid over the part of a box in which any of the densities is not negligible.
 
     Args:
-      log_densities: function from points [2, cells] to the logarithms of one or several densities, [cells] each.
+      log_densities: function from points [2, cells^2] to logarithms of one or several densities, [cells^2] each.
       ends: lower and upper end of the box for each parameter, [2, 2].
       cells: number of cells along each parameter.
     """
@@ -230,15 +240,15 @@ def _shares(log_density: np.ndarray) -> np.ndarray:
 def _quantile(
     below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, stddev: np.ndarray, q: float
 ) -> np.ndarray:
-    """Quantiles of the clients' mixtures, [number], by bisection on the scale of log odds or log rates.
+    """Posterior quantiles of n clients, [n], as log odds or log rates, by bisection.
 
-    The errors are at most 1e-4 on this scale, and at most a thousandth of a standard deviation.
+    The errors are at most 1e-4, and at most a thousandth of a posterior standard deviation.
 
     Args:
-      below: function ``(points [number, 1], kept [cells] bool) -> [number, kept]`` that computes P(parameter <= point)
-        under the posterior of each kept cell.
+      below: function of points [n, 1] and of a mask of the cells to keep. It returns P(parameter <= point) under the
+        posterior that each kept cell gives each client, [n, number of kept cells].
       p: probabilities of the cells.
-      stddev: approximate posterior standard deviation of each client on this scale, [number].
+      stddev: approximate posterior standard deviation of each client's log odds or log rate, [n].
       q: probability of the quantile.
     """
     kept = p > _UNLIKELY * p.max()
@@ -256,7 +266,7 @@ def _quantile(
 
 
 def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Apply ``answer`` once to each distinct pair of numbers, in batches, and copy the results to all clients, [k, m].
+    """Apply ``answer`` once to each distinct pair of numbers, in batches; return the results of all clients, [k, m].
 
     Args:
       answer: function from n pairs, [2, n], to k numbers per pair, [k, n].
@@ -268,7 +278,7 @@ def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second:
 
 
 def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum over clients of log Gamma(start + count) - log Gamma(start), [cells].
+    """Sum over clients of log Gamma(start + count) - log Gamma(start), for each entry of ``start``.
 
     Stirling's series is used where the difference between large numbers would lose its digits.
     """
@@ -284,6 +294,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum the columns of ``of(values)`` [cells, n], weighted by each value's number of clients; return [cells]."""
+    """Weighted sum of the columns of ``of(values)``. The weights are the numbers of clients that have each value."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

@@ -13,10 +13,11 @@ scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0
 npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none
 =============== ========================================================= ====================
 
-For unequal s, no message of fixed size is enough for the whole fit of any family. (For equal s, the sums of x and of
-x^2 are enough for the normal family.) A step of a fit needs sums over clients: the likelihood's derivatives with
-respect to two or three parameters, or K gradients and K^2 curvatures for weights on a grid. A client's log likelihood
-is unbounded in x, so private versions of these sums do not exist.
+A fit is iterative. Each step needs new sums over clients: the likelihood's derivatives with respect to two or three
+parameters, or K first and K^2 second derivatives for weights on a grid. For unequal s, no fixed set of sums is enough
+for the whole fit of any family. (For equal s, the sums of x and of x^2 are enough for the normal family.) One client
+can change these sums by any amount, because its log likelihood is unbounded in x. They therefore cannot be made private
+by adding noise.
 
 Every prior is a mixture of normal distributions, possibly with atoms. Component k is N(c_k, t_k^2) with the weight
 pi_k. Under component k, x has the marginal distribution N(c_k, t_k^2 + s^2), and theta has the posterior
@@ -173,8 +174,8 @@ class NormalMeans(NamedTuple):
         prior, the shrinkage is s^2 / (s^2 + t^2). The shrinkage is negative where the posterior mean changes faster
         than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: upper bound on how far the mean log likelihood per client is below its maximum over weights on the grid,
-        []; zero for priors without a grid.
+      slack: upper bound on the difference between the largest mean log likelihood of any weights on the grid and the
+        mean log likelihood of the fitted weights, []; zero for priors without a grid.
       labels: the clients' labels, if the data came in a data frame.
     """
 
@@ -271,15 +272,15 @@ def ebnm(
     """Fit the prior to all estimates, and return every client's posterior under the fitted prior.
 
     This function works under ``jax.jit``, and under ``jax.vmap`` over problems. The following are static: the family,
-    the number of components, and whether the center is learned. Results have JAX's floating-point type. In double
-    precision (``jax.enable_x64(True)``) the likelihood is maximized to 1e-9, in single precision to about 1e-4. With
-    more than 16384 clients, weights on a grid are fitted to 4096 bins of clients.
+    the number of components, and whether the center is learned. Results have JAX's floating-point type. The likelihood
+    is maximized to 1e-9 in double precision (``jax.enable_x64(True)``), and to about 1e-4 in single precision. For more
+    than 16384 clients, weights on a grid are fitted to 4096 bins, each of which stands for similar clients.
 
     Args:
       x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
       s: positive standard errors, [m], or one for all clients.
-      prior: family of the prior, from the table above.
-      center: the number c, or "learned" to fit c too (not for scale-mixture and npmle).
+      prior: family of the prior, from the table at the top of this module.
+      center: the number c, or "learned" to fit c too. scale-mixture accepts only a number, and npmle has no center.
       components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The distance
         between the NPMLE's atoms should be smaller than the smallest s.
       weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. If
@@ -289,10 +290,9 @@ def ebnm(
 
     Raises:
       JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if data-frame indexes name
-        different clients; if there are too few clients (at least two are needed, or one for a prior with a fixed
-        center); if the prior is unknown, or does not accept ``center`` or ``components``; or if weights are not
-        nonnegative numbers, or too few clients have a positive weight. Within a JAX transformation, values are not
-        checked.
+        different clients; if the prior is unknown, or does not accept ``center`` or ``components``; if weights are
+        negative or not numbers; or if too few clients have a positive weight. At least two clients are needed, or one
+        for a prior with a fixed center. Within a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -325,7 +325,7 @@ def ebnm(
 def _solve(
     x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
 ) -> NormalMeans:
-    """Fit the prior in units in which s is near one, and return the posteriors; the sum of w [m] is one."""
+    """Fit the prior in units in which s is near one, and return the posteriors; the weights w [m] must sum to one."""
     # Scaling by a power of two causes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
     # The origin affects only rounding errors, so with many clients the median of a subset suffices.
@@ -401,8 +401,9 @@ def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[Norma
 
 
 def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Fitted nonparametric distribution: atoms on an evenly spaced grid over the range of x, outside which no atom is
-    needed.
+    """Fitted nonparametric distribution: atoms on an evenly spaced grid over the range of x.
+
+    Atoms outside this range would not increase the likelihood.
     """
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
     return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
@@ -434,7 +435,7 @@ def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
 
 
 def _simplest(found: list[tuple[NormalMixture, Array]]) -> NormalMixture:
-    """First of the fits (ordered from simple to complex) whose likelihood is the largest up to rounding errors."""
+    """Simplest fit whose likelihood is the largest up to rounding errors; ``found`` goes from simple to complex fits."""
     values = jnp.stack([value for _, value in found])
     best = values.max()
     enough = values >= best - 16 * jnp.finfo(values.dtype).eps * (1 + jnp.abs(best))
@@ -530,8 +531,8 @@ class Homogeneity(NamedTuple):
       statistic: test statistic Q.
       degrees: degrees of freedom, m - 1.
       p_value: probability of a Q at least as large if all theta_i are equal.
-      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the variance of the estimates that their standard errors
-        do not explain.
+      excess: I^2 = max(0, 1 - (m - 1) / Q): the fraction of the estimates' variance that is not due to their standard
+        errors.
     """
 
     mean: Array
