@@ -6,8 +6,8 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 Here q is the release (the identity without quantization or privacy), and sq2 is the variance that the release adds. M
 is the maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many
 samples, M is the plain mean of the messages. The weight a_i minimizes the mean squared error exactly, given the weights
-in M. If sizes are equal and all clients upload, this is the paper's equation (5). `gaussian_closed_form` computes the
-errors.
+w_j. If all clients upload and have equally many samples, a_i is the weight in the paper's equation (5).
+`gaussian_closed_form` computes the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -35,10 +35,13 @@ class Local(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
+    """A client's message.
 
-    The sum of squared deviations is [d] in `gaussian_columns`, and otherwise its mean over the d coordinates, []. It is
-    zero if the samples' variance is known.
+    Attributes:
+      mean: released mean, [d].
+      size: number of samples n_i, [], which is public.
+      scatter: sum of the samples' squared deviations from their mean: one number per coordinate, [d], in
+        `gaussian_columns`, and otherwise the mean of these numbers, []; zero if the samples' variance is known.
     """
 
     mean: Array
@@ -76,16 +79,16 @@ def global_mean(release: Release = EXACT) -> Estimator:
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
     r"""Create the estimator that combines a client's own mean with the weighted mean M of all messages.
 
-    The weight minimizes the mean squared error. Without any messages, the estimate is the client's own mean.
+    The weight of the client's own mean minimizes the mean squared error. Without any messages, the estimate is the
+    client's own mean.
 
     Implements: Ozkara et al. 2023, equation (2); Ozkara et al. 2023, equation (3); Ozkara et al. 2023, Theorem 1;
       Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.
 
     Args:
-      st2: variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
-        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`, where S^2 is the variance of the
-        messages. Messages with Gaussian noise carry almost no information about this variance: give ``st2``, or use
-        `split`.
+      st2: variance of the theta_i. If None, it is estimated from the messages by the method of moments: :math:`st^2 =
+        \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`, where S^2 is the variance of the messages. Messages
+        with Gaussian noise carry almost no information about this variance: give ``st2``, or use `split`.
       sx2: variance of the samples. If None, the variances within the clients are pooled. Pooling requires clients with
         at least two samples. Each message then contains a second number, which is not private.
       release: mechanism that releases a client's mean.
@@ -120,8 +123,9 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
     """Arguments ``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
-    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus a term proportional to
-    st2.
+    Let w_j be the inverse of the variance of client j's message about mu, and W the sum of the weights of all messages.
+    M then has the variance 1 / W about mu. Hence c = w_i s2 / W and V = 1 / W + st2 (1 - 2 w_i / W), where w_i is zero
+    if the client sent no message.
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
@@ -165,7 +169,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: summed squared deviations over degrees of freedom; zero if there are none."""
+    """Pooled estimate of sx2: squared deviations divided by degrees of freedom; zero without degrees of freedom."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
@@ -188,7 +192,7 @@ class Bit(NamedTuple):
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean M [1], variance of M about mu [], estimated st2 [], and whether messages sufficed [] bool."""
+    """Estimated mean M [1], variance of M about mu [], estimated st2 [], and whether messages were enough [] bool."""
 
     mean: Array
     error: Array
@@ -210,11 +214,11 @@ def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
     The estimator uses the posterior mean of st2 under a flat prior on [0, b^2], given this estimate and its standard
     error.
 
-    Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local_dp.one_bit` or
-    `one_bit_unit`. This is pure eps-LDP for all its samples together.
+    Formal guarantees: only one bit of a client's message depends on its samples. The mechanism
+    `privacy.local_dp.one_bit` or `one_bit_unit` makes this bit pure eps-LDP for all samples of the client together.
 
     Args:
-      b: clipping bound (`estimators.release.gaussian_radius`).
+      b: clipping bound, for example from `estimators.release.gaussian_radius`.
       epsilon: privacy parameter, positive; may be traced.
       sx2: variance of the samples, public.
     """

@@ -40,8 +40,8 @@ def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
     Args:
       a: weight of the client's own mean.
       s2: variance of the client's mean about theta_i.
-      c: covariance of the client's mean and M about theta_i.
-      V: variance of M about theta_i.
+      c: covariance of the errors of the client's mean and of M, as estimates of theta_i.
+      V: mean squared error of M as an estimate of theta_i.
     """
     return a**2 * s2 + 2 * a * (1 - a) * c + (1 - a) ** 2 * V
 
@@ -68,7 +68,7 @@ def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, s
 
 
 def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> Array:
-    r"""Best weight of the client's own mean; for a client that sent a message,
+    r"""Best weight of the client's own mean. For a client that sent a message, it is
 
     .. math:: a = \frac{st^2 + sq^2/(K-1)}{st^2 + sq^2/(K-1) + s^2}
 
@@ -82,7 +82,8 @@ def personalized(
 ) -> Array:
     """Mean squared error of ``a mean_i + (1 - a) M``; by default, a is the best weight.
 
-    At the best weight, the error is ``s2 (a + (1 - a)/K)`` for a client that sent a message.
+    At the best weight, the error is ``s2 (a + (1 - a)/K)`` for a client that sent a message. K is the number of
+    messages.
 
     Implements: Ozkara et al. 2023, Theorem 1; Ozkara et al. 2023, equation (5).
     """
@@ -91,7 +92,7 @@ def personalized(
 
 
 def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Mean squared error MSE(0) if M is every client's estimate; for a client that sent a message,
+    r"""Mean squared error if every client's estimate is M. For a client that sent a message, it is
 
     .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
 
@@ -122,7 +123,7 @@ def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    r"""Van Trees lower bound on the error, under the prior N(mu, V) for theta_i of the paper's appendix B.3:
+    r"""Van Trees lower bound on the error, if theta_i has the prior N(mu, V), as in the paper's appendix B.3:
 
     .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
 
@@ -172,8 +173,8 @@ def most_gain(s2: Scalar, st2: Scalar) -> Array:
 def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
     r"""Smallest number m of clients at which the gain is at least ``target`` in (0, 1); infinity if there is none.
 
-    With k = m - 1, T = s2 + st2 and G = ``target``, the condition is :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\,
-    sq^2 \ge 0`.
+    With k = m - 1, T = s2 + st2 and G = ``target``, the gain is at least G if :math:`k^2 (s^2 - G T) - k\, G (T + sq^2)
+    - G\, sq^2 \ge 0`.
     """
     total = s2 + st2
     square, linear, constant = s2 - target * total, target * (total + sq2), target * sq2
@@ -184,7 +185,7 @@ def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -
 
 
 def most_noise(target: Scalar, clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Largest sq2 at which the gain of m clients is ``target``; NaN if the gain is smaller even without noise."""
+    """Largest sq2 at which the gain of m clients is at least ``target``; NaN if it is smaller even without noise."""
     others = clients - 1
     room = others * (s2 * others / (clients * target) - s2 - st2)
     return jnp.where(room >= 0, room, jnp.nan)

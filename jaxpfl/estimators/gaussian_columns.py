@@ -10,15 +10,15 @@ the common variance by an inverse chi-square prior (see below). The estimate is
 st2 is the solution of :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`, or zero if the left side at st2 = 0 is below m - 1.
 For equal :math:`s_j^2` this is the moment estimate.
 
-**Variances.** The sample variance :math:`s_i^2` with :math:`\nu_i = n_i - 1` degrees of freedom estimates
-:math:`\sigma_i^2`. Under the prior, :math:`\sigma_i^2` is :math:`\nu_0 s_0^2` divided by a chi-square variable with
-:math:`\nu_0` degrees of freedom. The posterior estimate
+**Variances.** Let :math:`\sigma_i^2` be the variance of client i's samples. Its estimate from these samples alone is
+:math:`v_i`, with :math:`\nu_i = n_i - 1` degrees of freedom. Under the prior, :math:`\sigma_i^2` is :math:`\nu_0 s_0^2`
+divided by a chi-square variable with :math:`\nu_0` degrees of freedom. The posterior estimate
 
-.. math:: \tilde s_i^2 = \frac{\nu_0 s_0^2 + \nu_i s_i^2}{\nu_0 + \nu_i}
+.. math:: \tilde\sigma_i^2 = \frac{\nu_0 s_0^2 + \nu_i v_i}{\nu_0 + \nu_i}
 
-has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted to the mean and the variance of :math:`\log s_i^2 -
-\psi(\nu_i/2) + \log(\nu_i/2)`, as in the R package limma, where psi is the digamma function. Unless Bartlett's test
-rejects equal variances, :math:`\nu_0` is infinite and all clients have the pooled variance.
+has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted to the mean and the variance over clients of
+:math:`\log v_i - \psi(\nu_i/2) + \log(\nu_i/2)`, where psi is the digamma function, as in the R package limma. Unless
+Bartlett's test rejects equal variances, :math:`\nu_0` is infinite and all clients have the pooled variance.
 
 References: Paule and Mandel 1982, "Consensus values and weighting factors"; Smyth 2004, "Linear models and empirical
 Bayes methods for assessing differential expression in microarray experiments", section 6.2; Bartlett 1937.
@@ -65,8 +65,9 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """Shrink clients' variances. The summed squared deviations and the degrees of freedom may have different
-        shapes, which are broadcast.
+        """Shrunken variances of clients, from sums of squared deviations and degrees of freedom.
+
+        The shapes of both arguments are broadcast.
         """
         some = degrees * (scatter > 0)
         prior = jnp.where(jnp.isinf(self.degrees), 1, self.degrees)

@@ -46,11 +46,13 @@ class Broadcast(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's message: the released mean, the public number of samples n_i, squared deviations and scores.
+    """A client's message.
 
-    The ``mean`` is [d], and the ``size`` n_i is []. ``scatter`` is the sum of squared deviations from the mean, [], if
-    sx2 is to be estimated, and otherwise zero. The random ``scores`` [starts, k] for k-means++ are public, and
-    independent of the client's data.
+    Attributes:
+      mean: released mean of the samples, [d].
+      size: number of samples n_i, [], which is public.
+      scatter: sum of the samples' squared deviations from their mean, [], if sx2 is to be estimated; otherwise zero.
+      scores: random numbers for k-means++, [starts, k], which are public and independent of the client's data.
     """
 
     mean: Array
@@ -126,9 +128,10 @@ def em(
 def fit(
     start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
 ) -> Mixture:
-    """Run EM steps on all messages, leaves [m, ...]; no step decreases the likelihood.
+    """Run EM steps on the stacked messages, arrays [m, ...]; no step decreases the likelihood.
 
-    A center without clients keeps its position. If sx2 is fitted, sq2 must be zero.
+    A center without clients keeps its position. ``sq2`` is the variance that the release adds; it must be zero if sx2
+    is fitted.
     """
     d = messages.mean.shape[-1]
 
@@ -156,7 +159,7 @@ def alternating(
     """Create the estimator of the paper's Algorithm 3, for several rounds (``base.estimate(..., rounds=T)``).
 
     In the first round each client sends its sample mean, and in later rounds its posterior mean (Theorem 6). In every
-    round the server clusters the messages anew by k-means, and one message per client is released.
+    round, each client releases one message, and the server clusters the messages anew by k-means.
 
     Implements: Ozkara et al. 2023, Algorithm 3.
     """

@@ -243,15 +243,15 @@ def test_stein_s_estimate_of_the_risk():
     [
         ([1.0, 2.0], [1.0, 0.0], {}, "s must be finite and > 0, got 0.0 for client 1"),
         ([1.0, np.nan], [1.0, 1.0], {}, "x must be finite, got nan for client 1"),
-        ([1.0, 2.0, 3.0], [1.0, 1.0], {}, "the same length, got 3 estimates and 2 errors"),
+        ([1.0, 2.0, 3.0], [1.0, 1.0], {}, "x and s must have the same length, got lengths 3 and 2"),
         (["a", "b"], 1.0, {}, r"x must be numbers, one for each client, got \['a', 'b'\]"),
         ([1.0], [1.0], {}, "at least 2 clients are required to estimate a prior \\(1 if center is given\\), got 1"),
         ([], [], {"prior": "point-normal"}, "at least 1 client is required, got 0"),
         ([1.0, 2.0], 1.0, {"prior": "nomal"}, "unknown prior 'nomal': did you mean 'normal'"),
         ([1.0, 2.0], 1.0, {"center": "zero"}, "center must be a number or 'learned', got 'zero'"),
-        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "prior npmle has no center: leave out center = 0.0"),
-        ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "does not learn its center"),
-        ([1.0, 2.0], 1.0, {"components": 10}, "prior normal has no components: leave out components = 10"),
+        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "center must be left out for prior npmle, got 0.0"),
+        ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "center must be a number for prior scale"),
+        ([1.0, 2.0], 1.0, {"components": 10}, "components must be left out for prior normal, got 10"),
         (
             [1.0, 2.0],
             1.0,
@@ -279,7 +279,7 @@ def test_values_beyond_single_precision_are_refused():
 
 
 def test_a_coarse_grid_is_said():
-    with pytest.raises(JaxpflWarning, match=r"npmle atoms are 5 apart, above the smallest s 1: add components"):
+    with pytest.raises(JaxpflWarning, match=r"npmle atoms are 5 apart, but the smallest s is 1: add components"):
         ebnm([0.0, 50.0, 20.0], 1.0, prior="npmle", components=11)
 
 

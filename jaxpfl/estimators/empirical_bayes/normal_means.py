@@ -203,7 +203,7 @@ class NormalMeans(NamedTuple):
         """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
 
         The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
-        clients. `robust_intervals` are valid for any prior, and `learned_gaussian` is valid for few clients.
+        clients. For other priors use `robust_intervals`; for few clients use the intervals of `learned_gaussian`.
 
         Raises:
           JaxpflError: if the level is out of range.
@@ -222,7 +222,7 @@ class NormalMeans(NamedTuple):
 
     @property
     def risks(self) -> Array:
-        """Terms of `risk`, (mean - x)^2 + 2 sd^2 - s^2, [m]; sd^2 / s^2 is the derivative of the posterior mean."""
+        """Terms of `risk`, [m]: (mean - x)^2 + 2 sd^2 - s^2; sd^2 / s^2 is the derivative of ``mean`` by x."""
         return (self.mean - self.x) ** 2 + 2 * self.sd**2 - self.s**2
 
     @property
@@ -312,7 +312,7 @@ def ebnm(
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
-            warn(f"npmle atoms are {step:.3g} apart, above the smallest s {float(errors.min()):.3g}: add components")
+            warn(f"npmle atoms are {step:.3g} apart, but the smallest s is {float(errors.min()):.3g}: add components")
     if center is None and alone:
         _warn_of_center(prior, own)
     at = jnp.asarray(0.0 if learned or center is None else center, own.dtype)
@@ -435,7 +435,7 @@ def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
 
 
 def _simplest(found: list[tuple[NormalMixture, Array]]) -> NormalMixture:
-    """Simplest fit whose likelihood is the largest up to rounding errors; ``found`` goes from simple to complex fits."""
+    """Simplest fit whose likelihood is the largest up to rounding errors; ``found`` begins with the simplest fit."""
     values = jnp.stack([value for _, value in found])
     best = values.max()
     enough = values >= best - 16 * jnp.finfo(values.dtype).eps * (1 + jnp.abs(best))
@@ -449,9 +449,9 @@ def _check_center(prior: Family, center: Any) -> None:
         if center != "learned":
             raise JaxpflError(f"center must be a number or 'learned', got {shown(center)}")
         if prior in COMPONENTS:
-            raise JaxpflError(f"prior {prior} does not learn its center: give a number, or subtract a center from x")
+            raise JaxpflError(f"center must be a number for prior {prior}, got 'learned': subtract a center from x")
     elif prior == "npmle":
-        raise JaxpflError(f"prior {prior} has no center: leave out center = {center}")
+        raise JaxpflError(f"center must be left out for prior {prior}, got {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
         raise JaxpflError(f"center must be a finite number, got {shown(center)}")
 
@@ -473,7 +473,7 @@ def _warn_of_center(prior: Family, x: Array) -> None:
 def _components(prior: Family, components: int | None) -> int:
     if prior not in COMPONENTS:
         if components is not None:
-            raise JaxpflError(f"prior {prior} has no components: leave out components = {components}")
+            raise JaxpflError(f"components must be left out for prior {prior}, got {components}")
         return 0
     count = COMPONENTS[prior] if components is None else components
     if count != int(count) or count < _LEAST_COMPONENTS:
@@ -507,7 +507,7 @@ def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must have one number for each client, got shapes {own.shape} and {errors.shape}")
     if errors.ndim and errors.shape != own.shape:
-        raise JaxpflError(f"x and s must have the same length, got {len(own)} estimates and {len(errors)} errors")
+        raise JaxpflError(f"x and s must have the same length, got lengths {len(own)} and {len(errors)}")
     least = 1 if one else 2
     if len(own) < least:
         what = "1 client is required" if one else "2 clients are required to estimate a prior (1 if center is given)"
@@ -565,7 +565,7 @@ def homogeneity(x: Any, s: Any) -> Homogeneity:
 
 
 class Shrunken(NamedTuple):
-    """Estimates [m], the weight c of a client's own estimate [], and the mean of all estimates []."""
+    """Shrunken estimates [m], the weight c of each client's own estimate x_i [], and the mean of all x_i []."""
 
     mean: Array
     weight: Array
@@ -578,7 +578,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    For m > 3 clients and any theta_i, the estimator's expected total squared error is smaller than the error of x.
+    For m > 3 clients and any theta_i, the expected sum of squared errors is smaller than without shrinkage.
 
     Args:
       x: the clients' estimates, [m].
@@ -587,14 +587,15 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     Raises:
       JaxpflError: as in `ebnm`; or if there are fewer than four clients, or more than one standard error.
 
-    Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", (1.3), section 2.
+    Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", equation (1.3)
+    and section 2.
     """
     own, errors = checked(x, s, one=False)
     m = len(own)
     if m <= 3:
         raise JaxpflError(f"the James-Stein estimator requires at least 4 clients, got {m}")
     if np.ndim(s) != 0:
-        raise JaxpflError(f"the James-Stein estimator requires one number s, got shape {np.shape(s)}: use ebnm")
+        raise JaxpflError(f"s must be one number for the James-Stein estimator, got shape {np.shape(s)}: use ebnm")
     center = own.mean()
     spread = (((own - center) / errors) ** 2).sum()
     weight = jnp.maximum(0, 1 - (m - 3) / jnp.where(spread > 0, spread, 1)) * (spread > 0)

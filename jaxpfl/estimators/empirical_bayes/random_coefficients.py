@@ -9,12 +9,12 @@ A_i L / \sigma^2` and :math:`g_i = b_i - A_i \mu`, the posterior of the client's
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
 `em` fits mu, Sigma and sigma^2 by maximizing the clients' marginal likelihood. A step first updates mu by generalized
-least squares, given the current Sigma and sigma^2, and then
+least squares, given the current Sigma and sigma^2. It then updates
 
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
-with a lower bound on the eigenvalues of Sigma and on sigma^2. Neither part of a step decreases the likelihood. EM
+The eigenvalues of Sigma and sigma^2 are kept above a lower bound. Neither part of a step decreases the likelihood. EM
 converges slowly if the maximum-likelihood Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
@@ -90,7 +90,7 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Minimum-norm least-squares coefficients of all clients' examples, [d]; messages have leaves [m, ...]."""
+    """Minimum-norm least-squares coefficients of all clients' examples, [d], from stacked messages, arrays [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
@@ -98,11 +98,11 @@ def pooled(messages: Message) -> Array:
 def start(messages: Message) -> Coefficients:
     """Initial distribution for `em`, with the pooled coefficients as mean.
 
-    Half of the variance of the pooled coefficients' residuals is attributed to the noise, and half to the spread of the
-    coefficients.
+    Half of the variance of the residuals about the pooled fit is attributed to the noise, and half to the spread of the
+    clients' coefficients.
 
     Args:
-      messages: messages of all clients, leaves [m, ...].
+      messages: messages of all m clients, stacked: arrays [m, ...].
     """
     mu = pooled(messages)
     half = _residual(messages, mu[None]).sum() / messages.size.sum() / 2
@@ -120,11 +120,11 @@ def posterior(population: Coefficients, sent: Message) -> Posterior:
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
     """Fit the distribution of the coefficients by EM.
 
-    If all variances are above the floor, no step decreases the summed ``log_evidence``.
+    If all variances stay above ``floor``, no step decreases the summed ``log_evidence``.
 
     Args:
-      population: initial distribution, with variances above the floor.
-      messages: messages of all clients, leaves [m, ...].
+      population: initial distribution; its variances must be above ``floor``.
+      messages: messages of all m clients, stacked: arrays [m, ...].
       floor: positive lower bound on the eigenvalues of Sigma and on sigma^2.
       steps: number of steps; static.
     """
@@ -154,7 +154,7 @@ def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterio
 
 
 def _generalised(population: Coefficients, root: Array, messages: Message) -> Array:
-    """Mean by generalized least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, where V depends on ``population``."""
+    """Mean by generalized least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, where V = X Sigma X' + sigma^2 I."""
 
     def weighed(sent: Message) -> tuple[Array, Array]:
         shrunk = sent.gram @ _posterior(population, root, sent).covariance / population.noise
@@ -178,6 +178,6 @@ def _root(covariance: Array) -> Array:
 
 
 def _above(covariance: Array, floor: Scalar) -> Array:
-    """Maximum-likelihood covariance for a second moment, subject to eigenvalues of at least ``floor``."""
+    """Covariance with eigenvalues of at least ``floor`` that maximizes the likelihood, given a second moment."""
     values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
     return (vectors * jnp.maximum(values, floor)) @ vectors.T

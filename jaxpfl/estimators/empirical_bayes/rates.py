@@ -8,37 +8,40 @@ and pseudo-exposure e_0. The posterior mean is
 
 For rates, e_0 and e_i replace n_0 and n_i. If the likelihood is largest for a prior without spread, n_0 is infinite,
 and all clients have the pooled rate. The prior "npmle" allows any distribution: atoms on a grid with maximum-likelihood
-weights (`grid`). The grid is between the smallest and the largest share (evenly spaced on the arcsine scale) or rate
-(with evenly spaced square roots). The functions are pure, and work under ``jax.jit``, and under ``jax.vmap`` over
-problems. A step of a fit needs sums over clients of the likelihood's derivatives with respect to two parameters. For
-clients of unequal sizes, no message of fixed size is enough for the whole fit of either family.
+weights (`grid`). The grid covers the range of the clients' own shares Z_i / n_i (or rates Z_i / e_i). Its points are
+evenly spaced after the transformation arcsin(sqrt(share)) or sqrt(rate). The functions are pure, and work under
+``jax.jit``, and under ``jax.vmap`` over problems. Each step of a fit needs new sums over clients: the likelihood's
+derivatives with respect to two parameters. For clients of unequal sizes, no fixed set of sums is enough for the whole
+fit of either family.
 
 **With covariates**, there are two models. In the first, client i has :math:`Z_i` successes in :math:`n_i` trials, and
 :math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where :math:`\operatorname{logit} \mu_i =
 x_i^\top \beta`. In the second, client i has :math:`Z_i` events in an exposure of :math:`e_i`, and a Gamma rate with
 mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`. The second model is the negative binomial
-regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean is between the client's own share or
-rate and the value predicted by the regression,
+regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean is a weighted mean of the client's
+own share or rate and the value that the regression predicts:
 
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-The likelihood is maximized over beta and n_0 (or a) together, starting from the regression without spread. If the
-likelihood is largest without spread, every client's estimate is the regression's value. A step of the fit needs sums
-over clients of the likelihood's derivatives with respect to all parameters. No message of fixed size is enough for the
-whole fit.
+The likelihood is maximized over beta and n_0 (or a) together. The first beta is fitted without spread, that is, with
+infinite n_0 (or a). If the likelihood is largest without spread, every client's estimate is the value that the
+regression predicts. Each step of the fit needs new sums over clients: the likelihood's derivatives with respect to all
+parameters.
 
 **Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, but they nearly cancel,
-and their sum is of the order one. The largest terms are therefore summed analytically. Let a = mu s, b = (1 - mu) s,
-and let p' = (a + z) / (s + n) be the posterior mean. Relative to the binomial likelihood at z / n, the leading terms of
-Stirling's formula for a Beta-binomial are
+and their sum is of the order one. The largest terms are therefore summed analytically. Consider z successes in n trials
+under Beta(a, b) with a = mu s and b = (1 - mu) s, and let p' = (a + z) / (s + n) be the posterior mean. Subtract the
+binomial log likelihood at z / n from the Beta-binomial log likelihood. The leading terms of the difference in
+Stirling's formula are
 
 .. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
 
-For a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the divergence of
-Poisson distributions, the leading terms are :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \|
-\lambda')`. Where the factor n, s or e is large, the divergence's two arguments are close to each other, and their
-difference is computed without subtraction. The remaining terms of Stirling's series are small.
+where KL is the divergence of Bernoulli distributions. For a count z in an exposure e under Gamma(mu s, s), let
+:math:`\lambda' = (\mu s + z) / (s + e)`. The leading terms are then :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\,
+\mathrm{KL}(\mu \| \lambda')`, where KL is the divergence of Poisson distributions. If a factor (n, s or e) is large,
+the two arguments of its divergence are close to each other. Their difference is therefore computed from a formula
+without subtraction of nearly equal numbers. The remaining terms of Stirling's series are small.
 
 References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
 and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
@@ -144,7 +147,10 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: alpha (for rates, the Gamma's shape), beta, and the Gamma's size."""
+        """Posterior parameters, [m] each: alpha and beta of Beta; the third is the inverse scale of Gamma.
+
+        For rates, the first is the shape of Gamma.
+        """
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
@@ -160,8 +166,8 @@ class AtomRates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, []. If clients have weights, the weights are scaled to a mean of one.
-      slack: upper bound on how far the mean log likelihood per client is below its maximum over weights on the grid,
-        [].
+      slack: upper bound on the difference between the largest mean log likelihood of any weights on the grid and the
+        mean log likelihood of the fitted weights, [].
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -224,10 +230,9 @@ def ebbinomial(
 
     Raises:
       JaxpflError: if ``successes`` or ``trials`` are not integers in these ranges; if there are fewer than two clients;
-        if there are no successes or no failures, because then no prior maximizes the likelihood; if every client has a
-        single trial, because then the spread cannot be estimated; if the prior is unknown; or if weights are not
-        nonnegative numbers, or too few clients have a positive weight. Inside a JAX transformation, values are not
-        checked.
+        if all trials are successes or all are failures, so that no prior maximizes the likelihood; if every client has
+        a single trial, so that the spread cannot be estimated; if the prior is unknown; if weights are negative or not
+        numbers; or if too few clients have a positive weight. Inside a JAX transformation, values are not checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
@@ -265,7 +270,7 @@ def _fit(
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
-    """Fit a Beta or Gamma prior; the sum of the clients' weights w [m] is one."""
+    """Fit a Beta or Gamma prior; the clients' weights w [m] must sum to one."""
     pooled = (w @ z) / (w @ n)
     # A Gamma prior's size is in units of the exposure with one expected event.
     unit = 1.0 if bounded else 1 / pooled
@@ -288,7 +293,7 @@ def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
-    """Fit the weights of atoms on a grid by maximum likelihood; the sum of the clients' weights w [m] is one."""
+    """Fit the weights of atoms on a grid by maximum likelihood; the clients' weights w [m] must sum to one."""
     scaled = jnp.arcsin(jnp.sqrt(z / n)) if bounded else jnp.sqrt(z / n)
     low, high = scaled.min(), scaled.max()
     places = low + (high - low) * jnp.arange(_PLACES, dtype=z.dtype) / (_PLACES - 1)
@@ -385,14 +390,16 @@ class RegressedRates(NamedTuple):
     Attributes:
       rates: the posteriors, in which ``prior_mean`` and ``prior_size`` differ between clients, [m] each.
       beta: coefficients, [p].
-      beta_covariance: covariance of the coefficients: their block in the inverse of the observed information, [p, p].
+      beta_covariance: covariance of the coefficients, [p, p]: their block in the inverse of the observed information of
+        all parameters.
       spread: concentration of the prior, []: the pseudo-trials n_0 for probabilities, or the shape a of the Gamma prior
-        for rates; infinite if clients do not differ beyond the regression.
+        for rates; infinite if the fit has no spread about the regression.
       log_marginal: log likelihood of all counts, [].
-      ratio: twice the difference between the log likelihoods of the fit and of the regression without spread, [].
-      p_value: probability of a ratio at least as large if there is no spread, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many clients. The p-value is 1 if the likelihood is
-        largest without spread.
+      ratio: likelihood-ratio statistic, []: twice the amount by which ``log_marginal`` exceeds its maximum without
+        spread.
+      p_value: probability of a ratio at least as large if there is no spread, []. This is half the tail probability of
+        a chi-square with one degree of freedom, an approximation for many clients. The p-value is 1 if the likelihood
+        is largest without spread.
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -431,10 +438,10 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
         column.
 
     Raises:
-      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers or are linearly dependent; if
-        the data-frame indexes of counts and covariates name different clients; if there are not at least two more
-        clients than coefficients; or if covariates separate all successes from all failures, so that no coefficients
-        maximize the likelihood. Inside a JAX transformation, values are not checked.
+      JaxpflError: if the counts are invalid (as in `ebbinomial`); if covariates are not finite numbers or are linearly
+        dependent; if the data-frame indexes of counts and covariates name different clients; if the number of clients
+        is less than the number of coefficients plus two; or if covariates separate all successes from all failures, so
+        that no coefficients maximize the likelihood. Inside a JAX transformation, values are not checked.
     """
     return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
 
@@ -464,7 +471,7 @@ def _fit_about(
     if not isinstance(reach, Tracer) and not reach < _FAR:
         raise JaxpflError(
             "x separates the clients without events (or with an event in every trial) from the others, so the "
-            "likelihood has no maximum"
+            "likelihood has no maximum: leave out covariates"
         )
     return found._replace(labels=inputs.labels_of(events, size, x))
 
@@ -584,7 +591,7 @@ def _poisson(z: Array, e: Array, rate: Array) -> Array:
 
 
 def _gap(p: Array, q: Array, off: Array) -> Array:
-    """p log(p / q) - p + q, where ``off`` is p - q in full precision; q if p is zero."""
+    """p log(p / q) - p + q, which is q if p is zero; ``off`` is p - q in full precision."""
     some = p > 0
     below = jnp.where(q > 0, q, 1)
     u = jnp.where(some, off / below, 0)
@@ -594,7 +601,7 @@ def _gap(p: Array, q: Array, off: Array) -> Array:
 
 
 def _ends(a: Array, n: Array, shift: int = _SHIFT) -> Array:
-    """log Gamma(a + n) / Gamma(a) without Stirling's leading terms, up to a term that depends only on n."""
+    """log(Gamma(a + n) / Gamma(a)) without Stirling's leading terms, up to a term that depends only on n."""
     y = a + shift
     return _stirling(y + n) - _stirling(y) - jnp.log1p(n / y) / 2 - sum(jnp.log1p(n / (a + k)) for k in range(shift))
 

@@ -8,13 +8,14 @@ kappa. Let the half width chi and the bias be in units of the estimate's standar
 theta_i if the squared bias is t. The critical value cva(t, kappa) is the chi for which the largest expectation of r,
 over all distributions of the squared bias with mean t and mean square kappa t^2, is 1 - level.
 
-By duality this expectation is the minimum, over t_0, of
+By duality the largest expectation at a given chi is the minimum, over t_0, of
 
 .. math:: r(t_0) + (t - t_0) r'(t_0) + \lambda \big((t - t_0)^2 + (\kappa - 1) t^2\big),
 
-with the smallest lambda >= 0 for which the quadratic is above r everywhere. Both t_0 and lambda are searched on a grid;
-probabilities are accurate to 4e-5. All computations run on the host, with SciPy, because differences of probabilities
-lose their digits in single precision.
+where lambda >= 0 is the smallest number for which the quadratic function :math:`r(t_0) + (u - t_0) r'(t_0) + \lambda (u
+- t_0)^2` of the squared bias u is never below r(u). Both t_0 and lambda are searched on a grid; probabilities are
+accurate to 4e-5. All computations run on the host, with SciPy, because differences of probabilities lose their digits
+in single precision.
 
 Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """
@@ -61,9 +62,9 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     r"""Robust intervals about the linear estimates, with mu_2 and kappa learned from all clients.
 
     c is the mean of x with weights :math:`\omega_i = s_i^{-2}`. Let e = x - c. With the same weights, mu_2 is the mean
-    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Estimates of mu_2
-    and kappa below a lower bound are replaced by the bound (the paper's posterior mean trimming). The bound is the
-    posterior mean, under a flat prior, given an estimate of zero.
+    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. If an estimate of
+    mu_2 or kappa is below a lower bound, the bound is used instead (the paper's posterior mean trimming). The bound is
+    the posterior mean of the parameter under a flat prior if its estimate is zero.
 
     Results are NumPy arrays and numbers.
 
@@ -72,8 +73,8 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
       s: positive standard errors, [m], or one for all clients.
       level: coverage probability, in (0, 1).
       kurtosis: kurtosis kappa; by default learned. If infinite, only the variance is used, which makes the intervals
-        wider. Use this setting if there are too few clients to learn a fourth moment (fewer than some thousands, if
-        standard errors are larger than the spread of the means).
+        wider. Use infinity if there are too few clients to learn a fourth moment. If standard errors are larger than
+        the spread of the means, a few thousand clients are needed.
 
     Raises:
       JaxpflError: as in `ebnm`; or if the level is outside (0, 1), or the function is called in a JAX transformation.
@@ -102,7 +103,9 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
 
 
 def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np.ndarray:
-    """Half width, in standard deviations, of intervals valid for all biases with mean square t and this kurtosis.
+    """Half width, in standard deviations, of intervals about a biased estimate.
+
+    The intervals are valid for every distribution of the bias with mean square t and the given kurtosis.
 
     Args:
       t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. For more than 64
@@ -129,8 +132,9 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np
 
 
 def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
-    """Largest probability that an interval of half width chi misses theta, over all biases with this mean square and
-    kurtosis.
+    """Largest probability that an interval of half width chi misses theta.
+
+    The maximum is over all distributions of the bias with mean square t and the given kurtosis.
     """
     from scipy import special
 
@@ -159,7 +163,7 @@ def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
 
 
 def _envelope(t: Any, x: Any, r: Any) -> Any:
-    """Smallest concave function above r: the steepest chord from zero until it touches r, and r beyond that point."""
+    """Smallest concave function above r(x), at t: a chord from r(0) that touches r, then r itself."""
     chords = np.where(x > 0, (r - r[0]) / np.where(x > 0, x, 1), -np.inf)
     touch = np.argmax(chords)
     return np.where(t <= x[touch], r[0] + t * chords[touch], np.interp(t, x, r))

@@ -2,9 +2,10 @@ r"""Clients' means from individual samples with covariates: the nested-error reg
 
 Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
 :math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`. Here :math:`\bar
-X_i` is the mean of the covariates over the population that the client represents; if this mean is not known, the mean
-over the client's samples is used. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)`, the empirical
-best linear unbiased predictor and the terms of its mean squared error, to the order 1/m, are
+X_i` is the mean of the covariates over the population that the client represents. :math:`\bar x_i` and :math:`\bar y_i`
+are means over the client's n_i samples; if :math:`\bar X_i` is not known, :math:`\bar x_i` is used instead. With
+:math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)`, the empirical best linear unbiased predictor and the
+terms of its mean squared error, to the order 1/m, are
 
 .. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
    g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
@@ -13,12 +14,14 @@ best linear unbiased predictor and the terms of its mean squared error, to the o
 
 where g_1 is the error at known parameters, g_2 is due to the estimated beta (with covariance Phi), and g_3 is due to
 the two estimated variances. Here :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`,
-where V is the inverse of the variances' Fisher information. At the fitted variances, g_1 is too small by g_3 on
-average. The restricted likelihood is maximized over one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
+where V is the inverse of the Fisher information of sigma_v^2 and sigma_e^2. At the fitted variances, g_1 is too small
+by g_3 on average, so the error is estimated by g_1 + g_2 + 2 g_3. The restricted likelihood is maximized over one
+parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
 A client sends n_i, the means of its samples and covariates, and sums of squares and products about these means. A step
-of the fit needs the totals of these sums over all clients, and sums over clients of the means' squares with weights
-that depend on n_i. If all n_i are equal, unweighted sums are enough for the whole fit.
+of the fit needs the totals of these sums over all clients, and weighted sums over clients of squares and products of
+the means. The weights depend on n_i and change with every step. If all n_i are equal, unweighted sums are enough for
+the whole fit.
 
 References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
 and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
@@ -71,10 +74,11 @@ class UnitMeans(NamedTuple):
       beta_covariance: covariance of ``beta`` at the fitted variances, [p, p].
       between: variance sigma_v^2 between clients, [], which may be zero.
       within: variance sigma_e^2 of the samples within a client, [].
-      log_likelihood: restricted log likelihood of contrasts in an orthonormal basis, [].
-      ratio: twice the difference between the log likelihoods of the fit and of the fit with sigma_v = 0, [].
-      p_value: probability of a ratio at least as large if clients do not differ, []: half the tail probability of a
-        chi-square with one degree of freedom, which is accurate for many clients. The p-value is 1 if sigma_v = 0
+      log_likelihood: restricted log likelihood, []: the log likelihood of N - p orthonormal contrasts of the samples.
+      ratio: likelihood-ratio statistic, []: twice the amount by which the log likelihood exceeds its maximum with
+        sigma_v = 0.
+      p_value: probability of a ratio at least as large if clients do not differ, []. This is half the tail probability
+        of a chi-square with one degree of freedom, an approximation for many clients. The p-value is 1 if sigma_v = 0
         maximizes the likelihood.
       labels: the clients' names; None if the number of clients was given.
     """
@@ -127,17 +131,18 @@ def unit_level(
       x: the samples' covariates, [N], [N, k], or columns of a data frame.
       client: client of each sample, [N]: numbers or names. The sorted distinct values are the clients. If ``clients``
         is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
-      population: array of the covariates' means over the population that each client represents, in the order of the
-        clients, [m] or [m, k]; by default the means over the client's samples.
+      population: mean of each covariate over the population that a client represents, [m] or [m, k]: an array in the
+        order of the clients; by default the means over the client's samples.
       intercept: whether to prepend a column of ones to the covariates, which must then not already contain such a
         column.
       clients: number of clients m; required within a JAX transformation, where the values of ``client`` are not known.
 
     Raises:
-      JaxpflError: if y or x are not finite numbers, or have different lengths; if columns are linearly dependent; if
-        there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two degrees
-        of freedom between clients, or none within clients; if ``population`` is a data frame, or has a different number
-        of clients or columns; or if all residuals are zero. Within a JAX transformation, values are not checked.
+      JaxpflError: if y or x are not finite numbers, or have different lengths; if covariates are linearly dependent; if
+        there are fewer than three clients, or no client has two samples; if there are too many covariates, so that
+        fewer than two degrees of freedom are left between clients, or none within clients; if ``population`` is a data
+        frame, or has a different number of clients or columns; or if all residuals of y within clients are zero. Within
+        a JAX transformation, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -167,7 +172,7 @@ def unit_level(
     means = None
     if population is not None:
         if inputs.is_frame(population):
-            raise JaxpflError("population must be an array with a row for each client in the order of the sorted names")
+            raise JaxpflError("population must be an array with one row per client in sorted order, got a data frame")
         means = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
         if means.shape[1] != columns.shape[1]:
             raise JaxpflError(f"population must have {columns.shape[1]} columns, as many as x, got {means.shape[1]}")
@@ -183,9 +188,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
     if sizes.max() < 2:
-        raise JaxpflError(
-            "every client has a single sample, so the variances within and between clients cannot both be estimated"
-        )
+        raise JaxpflError("at least one client must have two samples, got one sample of every client: use ebnm")
 
     def about_means(of: np.ndarray) -> np.ndarray:
         return of - (np.bincount(index, of, m) / sizes)[index]
@@ -195,17 +198,17 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     p = x.shape[1] + intercept
     if m + inner - p < LEAST_FREE:
         raise JaxpflError(
-            f"covariates explain nearly all differences between the {m} clients: use at most {m - LEAST_FREE} of them"
+            f"x has too many columns that are constant within the {m} clients: leave out {LEAST_FREE - m - inner + p}"
         )
     if len(x) - m - inner < 1:
         raise JaxpflError(
-            f"{len(x)} samples of {m} clients are too few to estimate the spread within clients with {inner} covariates"
+            f"at least {m + inner + 1} samples are required for {m} clients and {inner} covariates, got {len(x)}"
         )
     if isinstance(y, np.ndarray):
         left = about_means(y)
         left -= within @ np.linalg.lstsq(within, left, rcond=None)[0]
         if np.abs(left).max() <= _NO_SCATTER * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(y).max():
-            raise JaxpflError("y has no scatter about the regression: each client's own mean is exact")
+            raise JaxpflError("y must vary about the regression within clients, got residuals of zero")
 
 
 @partial(full_precision.jit, static_argnames=("m", "intercept"))
@@ -232,8 +235,9 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
     free = N - p
 
     def profile(ratio: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the normal equations' Cholesky factor, coefficients, squared residuals and log likelihood for sigma_e
-        = 1.
+        """Return the Cholesky factor of the normal equations, the coefficients, squared residuals and log likelihood.
+
+        ``ratio`` is sigma_v^2 / sigma_e^2. The log likelihood is maximized over sigma_e.
         """
         k = n / (1 + n * ratio)
         factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)

@@ -34,11 +34,11 @@ BLOCK = 256
 class Users:
     """Token counts of n users, in b blocks of c users each.
 
-    Within a scan over blocks, the leaves have no axis [b].
+    Within a scan over blocks, the arrays have no axis [b].
 
     Attributes:
-      place: index ``row * d + token`` of every nonzero count in the block's flattened dense counts, [b, e] int32. All
-        blocks are padded to the length of the longest block; padding has the index c * d.
+      place: places of a block's nonzero counts in the flattened table of all its counts, [b, e] int32: ``row * d +
+        token``. All blocks are padded to e places, as in the longest block; the padding has the place c * d.
       count: nonzero counts, [b, e] float32; zero in the padding.
       size: number m_u of tokens, [b, c] float32; zero in rows without a user.
       ids: distinct ids from which the users' randomness is derived, [b, c] int32.
@@ -70,7 +70,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
     """Build `Users` from compressed sparse rows: user u's distinct tokens are ``indices[indptr[u]:indptr[u + 1]]``.
 
     Args:
-      indptr: start of each user's tokens in ``indices``, and the total number, [n + 1].
+      indptr: start of each user's tokens in ``indices``; the last entry is the length of ``indices``, [n + 1].
       indices: tokens, [nnz], in 0 ... d - 1.
       counts: counts of these tokens, [nnz], positive.
       tokens: size d of the vocabulary.
@@ -113,7 +113,7 @@ def arrange(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
 
 
 def each(values: Array, users: Users) -> np.ndarray:
-    """Return one value per user, [..., n], from values in blocks, [..., b, c]; the inverse of `arrange`."""
+    """Undo `arrange`: return one value per user, [..., n], from values in blocks, [..., b, c]."""
     flat = np.asarray(values).reshape(*values.shape[:-2], -1)
     return flat[..., np.asarray(users.valid).ravel()]
 
@@ -168,7 +168,7 @@ def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
 
 
 def mean(users: Users) -> Array:
-    """FedAvg's estimate (Lemma 2.1): the mean of the users' histograms, [d], with the same weight for every user.
+    """FedAvg's estimate: the mean of the users' histograms, [d], with the same weight for every user.
 
     Implements: Setlur et al. 2023, Lemma 2.1; Setlur et al. 2023, equation (2).
     """

@@ -105,13 +105,14 @@ def far_apart(
 ) -> Array:
     r"""Initial centers by Algorithm 1, [k, d]: floored histograms of users that are far from each other.
 
-    The first center is a random user's histogram. In the paper, each further center is the histogram of user u with a
-    probability proportional to
+    The first center is a random user's histogram. Each further center is the histogram of user u with a probability
+    proportional to
 
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
-    The clustering's objective has the reverse divergence, :math:`KL(\hat Q_u \| P_k)`, which ``direction`` can select.
-    Both divergences need positive histograms, so centers and users' histograms are floored.
+    where P_k are the centers so far. The objective of the clustering has the reverse divergence, :math:`KL(\hat Q_u \|
+    P_k)`. It is used here too if ``direction`` is "objective". Both divergences need positive histograms, so centers
+    and users' histograms are floored.
 
     The result is never private, because the centers are users' raw histograms. `histograms.private` has private initial
     centers.
@@ -125,14 +126,15 @@ def far_apart(
       temperature: temperature t >= 0. If zero, users are drawn uniformly; if infinite, the user with the largest
         divergence is chosen.
       floor: lower bound s on a token's probability, before normalization; see `floored`.
-      direction: direction of the divergence.
+      direction: "printed" for the paper's divergence, or "objective" for the divergence of the objective.
     """
 
     temperature = counts_dtype(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
-        """Histogram of the user with the largest ``t gap + Gumbel``, which is a random user with probability
-        proportional to ``exp(t gap)``.
+        """Histogram of a random user, drawn with probability proportional to ``exp(t gap)``.
+
+        This user has the largest ``t gap`` plus Gumbel noise.
         """
 
         def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
@@ -179,16 +181,18 @@ class Directions(NamedTuple):
 
 @full_precision.products
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
-    r"""Sum ``sum_u V_u V_u^T`` over the candidate tokens, [p, p], from which DimRed selects tokens.
+    r"""Sum over users of ``V_u V_u^T``, restricted to the candidate tokens, [p, p]. DimRed selects tokens from it.
 
     .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 
     A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This rule is our
     interpretation. Taken literally, the paper drops x if |v_x| is small in any v, which keeps almost no tokens. V_u is
     a deviation from the mean, so k clusters span k - 1 directions, while the paper uses k eigenvectors. (The paper's
-    expectation of M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first omitted term does not rotate the
-    eigenvectors; the second removes one direction.) Clustering then uses only the kept tokens. For the other tokens,
-    centers have the mean's entries; the privacy accounting includes the release of the mean.
+    expression for the expectation of M lacks the terms I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first of these terms
+    does not rotate the eigenvectors; the second removes one direction.)
+
+    Clustering uses only the kept tokens. For the other tokens, every center has the entries of the mean histogram,
+    whose release is included in the privacy accounting.
 
     Implements: Setlur et al. 2023, appendix C.
 
@@ -222,8 +226,8 @@ def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Arra
     """Add symmetric noise to a second moment: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
 
     Formal guarantees: this is a Gaussian mechanism with noise multiplier z for adding or removing one user, if every
-    V_u is clipped to the norm B, and the mean and the candidates are private or public. The reason is that |V V^T|_F =
-    |V|^2 <= B^2, and that the norm of the entries on and above the diagonal is no larger.
+    V_u is clipped to the norm B, and the mean and the candidates are private or public. One user changes the second
+    moment by V V^T, and |V V^T|_F = |V|^2 <= B^2. The entries on and above the diagonal have at most this norm.
     """
     upper = jnp.triu(add_gaussian(key, moment, noise * radius**2, "second moment"))
     return upper + jnp.triu(upper, 1).T
@@ -239,6 +243,6 @@ def token_mask(found: Directions, tokens: int, threshold: Scalar) -> Array:
 
 
 def threshold_of(found: Directions, number: int) -> Array:
-    """Threshold that keeps the ``number`` candidates with the largest entry in any eigenvector."""
+    """Threshold that keeps ``number`` candidates x: the ones with the largest |v_x| in any eigenvector v."""
     size = jnp.sort(jnp.abs(found.vectors).max(axis=0))[::-1]
     return size[number] if number < len(size) else jnp.asarray(-1.0, size.dtype)

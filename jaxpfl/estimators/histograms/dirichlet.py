@@ -1,17 +1,18 @@
-r"""Maximum-likelihood Dirichlet mixtures of counts, whose posterior means are reference estimates.
+r"""Maximum-likelihood Dirichlet mixtures of counts. Their posterior means serve as a reference for other estimates.
 
 In cluster k with parameters :math:`a_k = \alpha_k P_k`, counts c_u of m_u tokens have the likelihood
 
 .. math:: \frac{\Gamma(A_k)}{\Gamma(A_k + m_u)} \prod_x \frac{\Gamma(a_{kx} + c_{ux})}{\Gamma(a_{kx})},
    \qquad A_k = \sum_x a_{kx}
 
-and the posterior mean of Q_u, given the cluster and the counts, is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM
-alternates between responsibilities and Minka's fixed-point step. This step maximizes a lower bound on the likelihood,
-so the likelihood never decreases:
+and the posterior mean of Q_u, given the cluster and the counts, is :math:`(c_u + a_k) / (m_u + A_k)` (Setlur et al.
+2023, Lemma 2.2). EM alternates between computing the responsibilities r_uk, the posterior probabilities of the
+clusters, and Minka's fixed-point step:
 
 .. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}
    {\sum_u r_{uk} [\psi(m_u + A_k) - \psi(A_k)]}
 
+Here psi is the digamma function. The step maximizes a lower bound on the likelihood, so the likelihood never decreases.
 Only nonzero counts contribute, so all computations use the sparse counts.
 
 Reference: Minka 2000, "Estimating a Dirichlet distribution", eq. 55.

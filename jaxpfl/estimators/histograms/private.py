@@ -1,20 +1,22 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-For each of k clusters, the vector contains the sum of the users' histograms, each clipped to the public L2 norm C, and
-the mass of the cluster, which is the total of the cluster's sum over all tokens. A center is the sum divided by the
-mass. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the masses by
-at most 1. The vector (sums / C, w masses) therefore changes by at most sqrt(1 + w^2). A Gaussian release with noise
-multiplier z thus has noise of standard deviation z C sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
+Each histogram is clipped to the public L2 norm C. For each of k clusters, the vector contains the sum of the users'
+clipped histograms, and the mass of the cluster: the total of this sum over all tokens. A center is the sum divided by
+the mass. Each user is in one cluster. Adding or removing a user changes sums / C by at most 1 in L2 norm, and the
+masses by at most 1. With a public weight w of the masses (`MASS_WEIGHT`), the vector (sums / C, w masses) therefore
+changes by at most sqrt(1 + w^2). A Gaussian release with noise multiplier z thus has noise of standard deviation z C
+sqrt(1 + w^2) on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead. A user changes the mean more in a small cluster.
+Setlur et al. (2023) add the noise to each cluster's mean instead. In a small cluster, a user changes the mean more.
 
 The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
 and one release per round, possibly with another noise multiplier (`divided`). Users do not send their assignments.
 Post-processing of released vectors costs no privacy; examples are shrinking centers toward the mean (`shrunk`), and
 choosing DimRed's candidate tokens.
 
-The settings C, k, T, w, s, the spread of the initial centers, and the vocabulary must be public. The guarantee does not
-cover the held-out users on whom fine-tuning chooses lambda or alpha (`tuning.tuned`).
+The following must be public: the clipping norm C, the numbers of clusters k and rounds T, the weight w, the floor s,
+the spread of the initial centers, and the vocabulary. The guarantee does not cover the held-out users on whom
+fine-tuning chooses lambda or alpha (`tuning.tuned`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ noise on the sums by 3 %.
 NEIGHBOURS = 51
 """Number of tokens of similar frequency for which the centers' variance is assumed proportional to the mean."""
 REACH = 1.0
-"""Public clipping norm C of the standardized histograms."""
+"""Public clipping norm R of the standardized histograms."""
 LEAST = 0.1
 """Constant b of `standard_weights`, multiplied by the number d of tokens. For tokens whose share is below a tenth of
 the mean share, weights hardly grow further.
@@ -70,7 +72,7 @@ def clipped_sums(
       centers: centers of the clusters, [k, d]; each user is added to the cluster of the nearest center.
       radius: clipping norm C.
       keep: mask of the tokens to release, [d] bool; by default all.
-      weights: positive weights of the tokens in the norm to be clipped, [d]; by default 1.
+      weights: positive weights of the tokens in the norm that is clipped, [d]; by default 1.
     """
 
     def block_sums(block: Users, q: Array) -> Release:
@@ -119,15 +121,16 @@ def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: S
 
 
 def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
-    r"""Shrink noisy centers toward the private mean, with a Wiener weight for each entry, [k, d].
+    r"""Shrink noisy centers toward the private mean; each entry has its own (Wiener) weight, [k, d].
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
-    Here S_k and M_k are the sums and the mass of cluster k, and t_x is the centers' variance about the mean for token
-    x. A few noisy clusters give little information about the variance for one token, so t_x is modeled as :math:`r_x
-    \bar q_x`, where qbar is the private mean. The factor r_x is estimated from the `NEIGHBOURS` tokens with the most
-    similar means: from the centers' squared distances to the mean minus the noise variance, weighted by the clusters'
-    masses. If noise explains the distances, r_x is zero and the entry equals the mean.
+    Here qbar is the private mean, and S_k and M_k are the sums and the mass of cluster k. t_x is the variance of the
+    centers' entries for token x about qbar_x. A few noisy clusters give little information about the variance for one
+    token, so t_x is modeled as :math:`r_x \bar q_x`. The factor r_x is estimated from the `NEIGHBOURS` tokens whose
+    means are most similar to qbar_x. For each of them, the centers' squared distances to the mean, minus the noise
+    variance, are averaged with the clusters' masses as weights. If noise explains the distances, r_x is zero and the
+    entry equals the mean.
 
     Args:
       release: a noisy release.
@@ -170,10 +173,10 @@ def cluster(
     Args:
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
-      first: result of `release_of_all`, from which the initial centers are derived. If ``keep`` is None, the noisy sums
-        of each round, added over the clusters, also estimate the sum of all users' histograms. Their variance is k
-        (``noise`` / ``first_noise``)^2 times the variance of ``first``. Centers are shrunk toward the mean histogram,
-        which is computed from the weighted mean of ``first`` and these estimates.
+      first: result of `release_of_all`, from which the initial centers are derived. If ``keep`` is None, the total of
+        each round's noisy sums over the clusters also estimates the sum of all users' histograms. Its variance is k
+        (``noise`` / ``first_noise``)^2 times the variance of ``first``. The mean histogram, toward which centers are
+        shrunk, is computed from the weighted mean of ``first`` and these totals.
       clusters: number of clusters k.
       rounds: number of rounds T.
       radius: clipping norm C.
@@ -254,7 +257,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
 
 
 class MeanEstimate(NamedTuple):
-    """Estimate of the mean from several releases: values [d], and their precisions (inverse noise variances) [d]."""
+    """Estimate of the mean histogram from several releases: values and precisions (inverse noise variances), [d] each."""
 
     value: Array
     precision: Array
@@ -306,19 +309,19 @@ def cluster_standardised(
 ) -> Array:
     r"""Run Setlur et al.'s Algorithm 2 with noisy sums of standardized histograms; return the floored centers, [k, d].
 
-    A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`. Noise of equal size on all tokens therefore
-    harms the centers mostly at rare tokens. The histograms are therefore standardized by the private mean, as in DimRed
-    and in the second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w
-    \circ \hat Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`.
-    The weights depend only on released vectors. Most standardized histograms have norms between two and five, and few
-    have norms below one. With C = 1, nearly all histograms are therefore scaled down to norm 1, so that users have the
-    same influence.
+    A small error e of a center P increases the loss by :math:`\frac12 \sum_x e_x^2 / P_x`. Noise of equal size on all
+    tokens would thus do most harm at rare tokens. The histograms are therefore standardized by the private mean qbar,
+    as in DimRed and in the second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}` and a
+    small constant b, a user's :math:`w \circ \hat Q_u` is clipped to norm R (`REACH`), and the noise on the sum of
+    token x has standard deviation :math:`z R / w_x`. The weights depend only on released vectors. Most standardized
+    histograms have norms between two and five, and few have norms below one. With R = 1, nearly all histograms are
+    scaled down to norm 1, so that users have the same influence.
 
-    The clusters' masses need no separate release, because the noise on the total of a sum has standard deviation
-    :math:`z C (\sum_x w_x^{-2})^{1/2}`, only about z.
+    The clusters' masses are the totals of their noisy sums over all tokens. They need no separate release, because the
+    noise on a total has standard deviation :math:`z R (\sum_x w_x^{-2})^{1/2}`, only about z.
 
-    Each round's release of the mean is combined with the earlier releases, weighted by their precisions, and the result
-    is `denoised`. With one cluster, the method is FedAvg with T + 1 releases.
+    Each round's sums also give an estimate of the mean histogram. It is combined with the earlier estimates, weighted
+    by their precisions, and the result is `denoised`. With one cluster, the method is FedAvg with T + 1 releases.
 
     Formal guarantees: as in `cluster`. Given the noisy ``first``, the rounds are T adaptively composed Gaussian
     mechanisms with noise multiplier ``noise``.

@@ -3,8 +3,9 @@ r"""Fine-tuning: interpolation between a user's center and the user's own histog
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
 Here P_c(u) is the nearest center of user u, and Qhat_u the user's own histogram. If a user's distribution is drawn from
-Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u) (Lemma 2.2). One alpha is therefore optimal
-for users with any number of tokens, while one lambda is not.
+Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u), where m_u is the user's number of tokens
+(Setlur et al. 2023, Lemma 2.2). One alpha is therefore optimal for users with any number of tokens, while one lambda is
+not.
 """
 
 from __future__ import annotations
