@@ -130,7 +130,8 @@ def _patches_are_traced() -> Iterator[None]:
 
     def is_ours(target: Any) -> bool:
         name = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
-        return str(name).startswith("jaxpfl.") and target is not compiled
+        own = str(name).startswith("jaxpfl.") and target is not compiled
+        return own and not str(name).startswith(("jaxpfl.runs.", "jaxpfl.cli."))  # above all that is traced
 
     def patch(self: pytest.MonkeyPatch, target: Any, *more: Any, **options: Any) -> None:
         real(self, target, *more, **options)

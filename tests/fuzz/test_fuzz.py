@@ -1,21 +1,36 @@
-"""Damaged inputs: every reader, many of them, each reader in a process of its own with a gibibyte to spare."""
+"""Damaged inputs: every reader, many of them, each reader in a process of its own with a gibibyte to spare.
+
+No data executes code, and no name in data leads out of its folder."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import pickle
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folder_targets import FOLDERS
 from fuzz import TARGETS
 from fuzz_target import MOST, outcome
+from planted import Payload
 
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl import JaxpflError, load_models
+from jaxpfl.data.sources.npz import load_npz, read_npy, read_npz
+from jaxpfl.data.sources.pickles import read_pickle
+from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
+from jaxpfl.runs import config, export, records, stored_run
+from jaxpfl.runs.checkpoint import Checkpoints
+from jaxpfl.runs.reports import report
+from jaxpfl.runs.reports.folders import check
+from jaxpfl.support import files
 
 COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "500"))
 """Damaged inputs a reader of files in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""
@@ -72,3 +87,174 @@ def test_what_counts_as_a_failure() -> None:
     kind, failure = outcome(hang, slowest=0.01)
     assert kind == "Slow"
     assert failure
+
+
+ROOT = Path(__file__).parents[2] / "jaxpfl"
+
+
+def objects(mark: Path) -> np.ndarray:
+    made = np.empty(2, object)
+    made[:] = [Payload(mark), Payload(mark)]
+    return made
+
+
+def _archive(path: Path, mark: Path) -> None:
+    np.savez(path, x_train=objects(mark), y_train=np.zeros(2, int), a=objects(mark))
+
+
+def _array(path: Path, mark: Path) -> None:
+    np.save(path, objects(mark))
+
+
+def _pickle(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps({"data": Payload(mark)}))
+
+
+def _yaml(path: Path, mark: Path) -> None:
+    path.write_text(f'rounds: !!python/object/apply:os.mkdir ["{mark}"]\n')
+
+
+CASES: dict[str, tuple[str, Callable[[Path, Path], None], Callable[[Path], Any]]] = {
+    "npz data": ("a.npz", _archive, lambda path: load_npz("npz:a", path)),
+    "npz in files": ("a.npz", _archive, lambda path: load_npz("npz:a", path, in_files=True)),
+    "npz of a run or of models": ("a.npz", _archive, read_npz),
+    "npz of a warm start": ("a.npz", _archive, lambda path: export.read_parameters(str(path))),
+    "npy of a federation": ("a.npy", _array, read_npy),
+    "mapped npy": ("a.npy", _array, lambda path: read_npy(path, mode="r")),
+    "pickle": ("a", _pickle, read_pickle),
+    "yaml": ("a.yaml", _yaml, config.read),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_would_run_is_refused(tmp_path: Path, name: str) -> None:
+    file, write, read = CASES[name]
+    mark = tmp_path / "ran"
+    write(tmp_path / file, mark)
+    with pytest.raises(JaxpflError) as error:
+        read(tmp_path / file)
+    assert len(str(error.value).splitlines()) == 1
+    assert not mark.exists()
+
+
+@pytest.mark.slow
+def test_no_file_of_a_checkpoint_runs_as_code(tmp_path: Path) -> None:
+    """Each file in turn is a pickle, with checksums that fit; and orbax's metadata name a class of a module nearby."""
+    script = Path(__file__).with_name("planted.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["files"] > 3
+    assert found["named"]
+    assert found["refused"]
+    assert found["ran"] == 0
+
+
+RUNS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "loadmat"}
+TRUSTED = {
+    "engine/compiled.py": {"pickle.loads"},  # the user's own cache of programs, which are code anyhow
+    "support/own_code.py": {"exec", "compile"},  # files that the user names as FILE.py:NAME
+}
+"""Calls that could run data as code, by file, each for its reason; anything new must be named here."""
+
+
+def test_nothing_else_unpickles_or_evaluates() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            last = name.rpartition(".")[2]
+            bad = name in RUNS or (last in RUNS and name.startswith(("os.", "yaml.", "scipy.", "io.", "builtins.")))
+            bad |= last in ("load", "loads", "Unpickler") and name.startswith(
+                ("pickle.", "cloudpickle.", "marshal.", "joblib.")
+            )
+            if name == "np.load" or last in ("read_array", "write_array"):
+                default = "False" if last == "load" else "True"
+                options = {one.arg: ast.unparse(one.value) for one in node.keywords}
+                bad |= options.get("allow_pickle", default) != "False"
+            if bad:
+                found.setdefault(path.relative_to(ROOT).as_posix(), set()).add(name)
+    assert found == TRUSTED
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/hostname", "", "..", "link", "\0"])
+def test_names_that_lead_out_of_a_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(JaxpflError, match="refers to a file outside the folder"):
+        files.inside(folder, name)
+    assert files.inside(folder, "plots/a.png") == folder / "plots" / "a.png"
+
+
+@pytest.mark.parametrize("name", ["../outside.npz", "link.npz"])
+def test_exported_models_of_another_folder_are_not_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "models"
+    write_npz(folder / "own.npz", {"w": np.ones(2)})
+    write_npz(tmp_path / "outside.npz", {"w": np.zeros(2)})
+    (folder / "link.npz").symlink_to(tmp_path / "outside.npz")
+    entry = {"groups": [], "global": {"file": name, "parameters": {}}}
+    manifest = {"format": FORMAT, "methods": {"fedavg": entry}, "config": {}, "data": 0}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    files.write_checksums(folder)
+    (folder / files.CHECKSUMS).write_bytes((folder / files.CHECKSUMS).read_bytes() + files._line(folder, name) + b"\n")
+    with pytest.raises(JaxpflError, match="refers to a file outside the folder"):
+        _ = load_models(folder).global_model
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "link.png"])
+def test_a_report_shows_no_file_of_another_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "summary.json").write_text(json.dumps({"study": "gaussian", "plots": [name], "files": [name]}))
+    with pytest.raises(JaxpflError, match="refers to a file outside the folder"):
+        report.write([folder], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    assert "outside the folder" in check(folder).troubles[0]
+
+
+@pytest.mark.parametrize("method", ["../local", "a/b", "/local", ".."])
+def test_names_of_methods_are_no_paths(tmp_path: Path, method: str) -> None:
+    record = {"config": {}, "methods": [method], "data": 0, "hyper": {}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(JaxpflError, match=r"config\.json is damaged: 'methods' must list"):
+        stored_run.open_run(tmp_path)
+
+
+def test_members_of_an_archive_are_written_nowhere(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    with zipfile.ZipFile(inner / "a.npz", "w") as archive, archive.open("../../out.npy", "w") as member:
+        np.lib.format.write_array(member, np.ones(2), allow_pickle=False)
+    before = sorted(tmp_path.rglob("*"))
+    for in_files in (False, True):
+        assert list(read_npz(inner / "a.npz", in_files=in_files)) == ["../../out"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_journals_and_records_are_not_written_through_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    (tmp_path / "journal").mkdir()
+    for name in ("journal/main.jsonl", "metrics.jsonl"):
+        (tmp_path / name).symlink_to(outside)
+    with pytest.raises(JaxpflError, match="cannot write to"):
+        records.Journal(tmp_path).append([records.Record("local", {}, 0)])
+    with pytest.raises(JaxpflError, match="cannot write to"):
+        files.Records(tmp_path / "metrics.jsonl").append([{"kind": "round", "method": "local", "round": 1}])
+    assert outside.read_text() == "mine\n"
+
+
+def test_old_checkpoints_that_are_links_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "3").symlink_to(outside)
+    Checkpoints(tmp_path / "checkpoints").keep_only(5)
+    assert (outside / "file").read_text() == "mine"
