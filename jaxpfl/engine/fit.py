@@ -147,7 +147,7 @@ class Fit(NamedTuple):
           JaxpflError: if the run is not private or has no noise, if no delta is given, or as in `PrivacyPlan.epsilon`.
         """
         if self.privacy is None:
-            raise JaxpflError("the run was not private: pass privacy=Mechanism(...) to fit, with a method that uploads")
+            raise JaxpflError("the run was not private: use fit(privacy=Mechanism(...)) with a method that uploads")
         plan = self.privacy[run]
         if plan is None:
             raise JaxpflError(exclusions.NO_NOISE)

@@ -25,12 +25,12 @@ class Group(NamedTuple):
     ``places`` is None, the two rows are equal.
 
     Attributes:
-      members: rows of the group's clients in the federation, ascending, [size]; on the host.
+      members: rows of the group's clients in the federation, ascending, [size], as a NumPy array.
       rows: number of rows in the group's stack: the group's size, rounded up to a multiple of the number of devices.
       num_clients: number m of clients in the federation.
       only: true if there is no other group.
-      places: row of each member in the group's stack, [size], on the host; None if member i has row i. With ``places``,
-        the unused rows are at the end of each device's part.
+      places: row of each member in the group's stack, [size], as a NumPy array; None if member i has row i. If
+        ``places`` is given, unused rows are at the end of each device's part of the stack, not at the end of the stack.
     """
 
     members: np.ndarray
@@ -55,11 +55,11 @@ class Group(NamedTuple):
         return np.arange(self.size) if self.places is None else self.places
 
     def cohort(self, rows: Array) -> Array:
-        """Map a cohort's rows of the federation to sorted rows of this group's stack, with ``end`` in empty slots."""
+        """Convert a cohort's rows in the federation to sorted rows in this group's stack; `end` marks an empty slot."""
         return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.size]
 
     def rows_of(self, rows: Array) -> Array:
-        """Map rows of the federation to rows of this group's stack; m and other groups' clients become ``end``."""
+        """Convert rows in the federation to rows in this group's stack; m and clients of other groups become `end`."""
         if self._is_whole:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows of this group's stack to rows in the federation; empty slots become m. The inverse of `rows_of`."""
+        """Convert rows in this group's stack to rows in the federation (inverse of `rows_of`); empty slots become m."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
@@ -81,7 +81,7 @@ class Group(NamedTuple):
         return jnp.asarray(np.sort(self.places).astype(np.int32))
 
     def take_every(self, own: Array) -> Array:
-        """Take the rows of the clients (`every`), [size, ...], from an array of the group's stack, [rows, ...]."""
+        """Drop the unused rows of an array in the order of the group's stack, [rows, ...] -> [size, ...]."""
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:
@@ -102,7 +102,7 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)
 
     def members_of(self, own: PyTree) -> PyTree:
-        """Take the members' rows, [size, ...], of a tree in the order of the group's stack, [rows, ...]."""
+        """Convert a tree from the order of the group's stack, [rows, ...], to the order of the members, [size, ...]."""
         rows = slice(self.size) if self.places is None else self.places
         return jax.tree.map(lambda leaf: leaf[rows], own)
 
@@ -221,10 +221,11 @@ class Clients(NamedTuple):
 
     Attributes:
       federations: data of each group.
-      among: for each row of the group's stack, the client's row in the federation, [size] int32; m for unused rows.
-        Only streamed runs need this array, because their one group contains only some of the m clients; otherwise None.
-      ids: ids of all m clients, [m], replicated on all devices, so that a cohort is drawn without communication. None
-        unless each device stores only its own clients' data.
+      among: for each row of the group's stack, the row of its client in the federation, [size] int32; m for unused
+        rows. The array is None unless clients are streamed from the host. In this case, the only group contains only
+        some of the m clients.
+      ids: ids of all m clients, [m], if each device stores only its own clients' data; otherwise None. Every device has
+        a copy, so that it can draw a cohort without communication.
     """
 
     federations: tuple[Federation, ...]
@@ -243,5 +244,5 @@ class Clients(NamedTuple):
         return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
 
     def places(self, rows: Array, num_clients: int) -> Array:
-        """Map rows of the stacks to rows of the federation; m for empty slots."""
+        """Convert rows in the group's stack to rows in the federation; empty slots become m."""
         return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)

@@ -116,9 +116,9 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training after the last round": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """Build the function ``examples -> batches``: the largest number of batches that any of these calls draws.
+        """Build the function ``examples -> batches``: the number of batches that one of these calls draws, at most.
 
-        A client makes only one of these calls in a round, because it is either inside or outside the cohort.
+        Only one of the calls counts, because a client is either inside or outside the cohort in a round.
         """
         return lambda n: max((sum(access.gradients(n) for access in ledger.accesses) for ledger in of), default=0)
 

@@ -1,11 +1,12 @@
 r"""Asynchronous rounds: M clients train concurrently, and a round ends when the next K of them have uploaded.
 
-At the start of a round, idle clients are drawn uniformly until M clients are at work again: M clients in the first
-round, then K in each round. Each drawn client receives the server's current model, keeps this model, and works for the
-number of seconds that `round.seconds_ahead` returns. The round consists of the K clients with the smallest time left;
-if times are equal, clients that began earlier come first. Each of the K clients trains from the model that it received,
-with the randomness and the learning rate of the round in which it began. The duration of the round is then subtracted
-from the other clients' times. A client's staleness is the number of rounds that ended while it was at work.
+At the start of a round, idle clients are drawn uniformly until M clients are at work. These are M clients in the first
+round and K clients in every later round. Each drawn client receives the server's current model, keeps this model, and
+works for the number of seconds that `round.seconds_ahead` returns. The round consists of the K clients with the
+smallest time left; if times are equal, clients that began earlier come first. Each of the K clients trains from the
+model that it received, with the randomness and the learning rate of the round in which it began. The duration of the
+round is then subtracted from the other clients' times. A client's staleness is the number of rounds that ended while it
+was at work.
 
 With M = K and equal times, every upload arrives in the round in which it began. Cohorts and results are then the same
 as in synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still arrives and belongs to
@@ -37,7 +38,7 @@ class InFlight(NamedTuple):
 
     Attributes:
       received: `Message.shared` that each client received when it began, leaves [M, ...].
-      rows: row of each slot's client in the federation, [M] int32; the number of clients in empty slots.
+      rows: row of each slot's client in the federation, [M] int32; an empty slot has m, the number of clients.
       began: round in which each client began, [M] int32.
       left: seconds from the end of the last round until each upload arrives, [M] float32.
     """
@@ -53,7 +54,8 @@ class Arrivals(NamedTuple):
 
     Attributes:
       rows: rows of these clients in the federation, sorted, [K] int32.
-      slots: for each row of the federation, the slot of its client if the upload arrives, and 0 otherwise, [m] int32.
+      slots: slot of each client whose upload arrives, by the client's row in the federation, [m] int32; 0 for other
+        clients.
       seconds: duration of the round, [] float32.
     """
 
@@ -168,6 +170,6 @@ def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arriv
 
 
 def received(flights: InFlight, slot: Array) -> tuple[PyTree, Array]:
-    """The message that the client in a slot received, and the round in which it began."""
+    """The message that the client in a slot received, and the round in which this client began to work."""
     pick = partial(jax.lax.dynamic_index_in_dim, index=slot, keepdims=False)
     return jax.tree.map(pick, (flights.received, flights.began))

@@ -204,8 +204,8 @@ class Models:
         Args:
           table: table with the columns of the run's features, and possibly others.
           column: column with the clients' names; None to predict each row with the global model.
-          adapt: function that predicts the rows of new clients, in place of the global model: names of the new clients
-            -> one array for each new client, with the predictions for its rows.
+          adapt: function that replaces the global model for new clients. It takes the names of the new clients, and
+            returns one array for each of them, with the predictions for its rows.
 
         Returns:
           A data frame with the columns ``client`` (empty if ``column`` is None), ``prediction``, and a probability for
@@ -240,7 +240,7 @@ class Models:
         """Return the columns of a prediction table, given the result of `predict`."""
         kind, classes = self.manifest["task"], self.manifest["class_names"]
         if not np.isfinite(found).all():
-            raise JaxpflError(f"{self.method}: a model has diverged: its predictions are not finite numbers")
+            raise JaxpflError(f"a model of {self.method} has diverged: its predictions are not finite numbers")
         if kind in ("regression", "multilabel"):
             targets = (self.manifest["config"]["target"] or ",".join(map(str, range(found.shape[-1])))).split(",")
             heads = [""] if found.size == len(found) else [f"_{name.strip()}" for name in targets]
@@ -382,5 +382,5 @@ def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
         return JaxpflError(f"unknown client {client_id}: the folder contains global models only")
     nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]
     return JaxpflError(
-        f"unknown client {client_id}: did you mean {nearest}? (known: {len(known)} from {known.min()} to {known.max()})"
+        f"unknown client {client_id}: did you mean {nearest}? (known: {len(known)} ids, {known.min()} to {known.max()})"
     )

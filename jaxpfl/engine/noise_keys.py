@@ -131,7 +131,7 @@ class Ours:
 
     Attributes:
       private: whether the simulation is private; otherwise it has no keys.
-      last: keys of the last returned state, so that `check` need not compute their digests.
+      last: keys of the state that the simulation returned last. `check` accepts them without computing their digests.
     """
 
     private: bool

@@ -1,4 +1,4 @@
-"""Placement of data and states on devices, checks of memory before it is used, and CPU cores as devices."""
+"""Placement of data and states on devices, checks for enough memory, and the use of CPU cores as devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Placement(NamedTuple):
       everywhere: sharding of replicated arrays.
       state: shardings of the arrays of a state [S, ...], as a `RunState`; they ignore the model axis.
       spread: distribution of clients over the devices; None for one device, or for one group of devices.
-      model: groups of devices that share one client's arrays; None if each device stores whole arrays.
+      model: mesh axis over which one client's arrays are sharded; None if each device stores whole arrays.
     """
 
     devices: tuple[Device, ...]
@@ -103,7 +103,7 @@ arrays."""
 
 
 def agree_on(federation: Federation, *, for_good: bool = False) -> None:
-    """Check that all processes of a run have the same data, by one checksum.
+    """Check that all processes of a run have the same data, by comparing a checksum of the data.
 
     Args:
       federation: data of all clients.
@@ -138,9 +138,9 @@ def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: 
 
 
 def put(federation: Federation, placement: Placement, group: Group | None = None) -> Federation:
-    """Copy all data to every device, or each client's data to the device that stores its state.
+    """Copy all data to every device, or each client's data to the device that stores the client's state.
 
-    In the second case, all shards of a store are as long as the largest shard.
+    In the second case, the arrays of examples are sharded, and all shards are as long as the largest shard.
 
     Args:
       federation: data on the host, or on devices with any placement.
@@ -170,7 +170,7 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
 
 
 def _shard(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
-    """Shard the data: each device gets the same number of rows, and a shard of each store with its clients' examples.
+    """Give each device an equal number of client rows, and a shard of the examples with its own clients' examples.
 
     Rows without a client have no examples. Each process makes only the shards of its own devices, and reads only the
     examples of the clients on these devices.
@@ -179,7 +179,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
       federation: data on the host.
       places: row of each client, [m].
       devices: number of devices that share the clients.
-      layout: sharding of arrays by client row, and of stores by device.
+      layout: sharding of the first axis over the devices, for arrays of client rows and for the examples.
 
     Raises:
       JaxpflError: if the shards of a store have too many examples in total for int32 positions.
@@ -198,7 +198,8 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
         part = max(int(totals.max()), 1)
         if part * devices > MOST_EXAMPLES:
             raise JaxpflError(
-                f"devices x examples must be at most {MOST_EXAMPLES}, got {devices} x {part}: use fewer devices"
+                f"devices x examples per device must be at most {MOST_EXAMPLES}, got {devices} x {part}: use fewer "
+                "devices"
             )
 
         def spread(leaf: Any) -> jax.Array:
@@ -333,7 +334,7 @@ def check_memory(need: int, devices: Sequence[Device], what: str, advice: Callab
       advice: function that returns the end of the error message; called only if there is an error.
 
     Raises:
-      OutOfMemoryError: if the free memory is not enough; the message gives it and the memory needed.
+      OutOfMemoryError: if the free memory is not enough; the message gives the free memory and the memory needed.
     """
     if (left := too_little(need, devices)) is not None:
         raise OutOfMemoryError(f"{what} need {readable(need)} of memory, but only {readable(left)} is free: {advice()}")
@@ -348,10 +349,10 @@ _PATIENCE = {
 def use_cpu_cores(count: int | None = None) -> bool:
     """Make JAX create one CPU device for each core; to be called before any computation.
 
-    It is faster to train clients one after the other on each of several devices than to let XLA's threads share one
-    small matrix product. By default, XLA ends a process in which one device waits a minute for another. Such a wait may
-    occur on a busy machine or with clients of unequal sizes. This function raises the limit to a day, unless
-    ``XLA_FLAGS`` sets it.
+    With several devices, each device trains its clients one after the other. This is faster than one device whose
+    threads share every small matrix product. By default, XLA ends a process in which one device waits a minute for
+    another. Such a wait may occur on a busy machine or with clients of unequal sizes. This function raises the limit to
+    a day, unless ``XLA_FLAGS`` sets the limit.
 
     Args:
       count: number of devices; by default, the number of cores that the process may use.

@@ -87,8 +87,8 @@ class Programs:
     def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled program for S runs and arguments of these shapes.
 
-        If the program does not fit in memory, it is compiled again with a smaller block of clients. If the plan chose
-        the kernel of linear models and it does not compile, the plain form replaces it.
+        If the program does not fit in memory, it is compiled again with a smaller block of clients. If the plan
+        automatically chose the kernel of linear models, and the kernel does not compile, the plain form replaces it.
 
         Raises:
           OutOfMemoryError: if the program does not fit and ``plan.clients`` fixes the block, or if not even one client
@@ -158,10 +158,10 @@ class Programs:
         }
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
-        """Function from which a program is compiled, with blocks of clients of this size.
+        """Function from which a program is compiled; ``block`` is the number of clients in one vectorized operation.
 
-        The program ``start`` makes the initial states, ``(keys, hp [S], clients) -> states``, where ``keys`` is the
-        pair of the run keys, [S], and the noise keys, [S], which are None without noise.
+        The program ``start`` makes the initial states, ``(keys, hp, clients) -> states``. Here ``keys`` is a pair: the
+        run keys [S], and the noise keys [S] or None if the runs have no noise.
         """
         of, algorithm = self._of, part_used(self._of.algorithm, name)
         if name == "start":

@@ -54,7 +54,7 @@ class RoundPlan(NamedTuple):
       groups: group of clients for each entry of ``algorithm.clients``.
       block: number of clients that a device runs in one vectorized operation.
       spread: distribution of clients over several devices; None for one device.
-      model: devices that share one client's arrays; None if each device stores whole arrays.
+      model: mesh axis over which one client's arrays are sharded; None if each device stores whole arrays.
     """
 
     participation: Participation
@@ -193,7 +193,7 @@ def one_round(
 
 
 def broadcast(server: Server, key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> Message:
-    """The server's message in a round of the run with this key."""
+    """The server's message in a round; ``key`` is the run's key."""
     return server.broadcast(stream(key, Purpose.BROADCAST, ctx.round), hp, ctx, state)
 
 
@@ -213,7 +213,7 @@ def update_server(
 
     Args:
       server: the method's server.
-      model: devices that share the server's arrays, as in `RoundPlan`.
+      model: mesh axis over which the server's arrays are sharded, as in `RoundPlan`.
       released: key for the noise of private runs (`RunState.released`).
       hp: hyper-parameters.
       ctx: the server's context in the round.
@@ -323,7 +323,7 @@ def take_part(
 
 
 def summable(upload: PyTree, slots: int) -> Array:
-    """True if a sum of ``slots`` uploads of this size and the squares of the sum are finite, [] bool.
+    """True if ``slots`` such uploads would have a finite sum, and the sum would have finite squares, [] bool.
 
     Any other upload is discarded, because it could make the whole cohort's sum infinite. The squares matter because
     server optimizers store them.
@@ -400,7 +400,7 @@ def _add(sums: list[PyTree]) -> PyTree:
 
 
 def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stacked:
-    """Concatenate the uploads of all groups' slots, with the rows of the slots' clients."""
+    """Concatenate the uploads from the slots of all groups; also the rows of the clients in these slots."""
     kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
     packed, arrived = kept
     upload: Upload = jax.vmap(trees.Packed.unpack)(packed)
@@ -465,7 +465,7 @@ def synchronous_seconds(
     Args:
       clock: speeds of the clients.
       algorithm: the method. If it does not count gradients, each local step counts as one gradient.
-      ids: the clients' ids, in the order of the counts, [m] or [m'].
+      ids: ids of the clients whose counts are in ``worked``, in the same order, [m] or [m'].
       clients: number m of clients.
       worked: increments of the clients' counts in the round, [m'].
       up: bytes of an upload without compression.
@@ -485,7 +485,7 @@ def synchronous_seconds(
 def seconds_ahead(
     algorithm: Algorithm, availability: Availability, ids: Array, sizes: Array, state: RunState, shared: PyTree
 ) -> Callable[[Array], Array]:
-    """Build the function ``rows [M] -> seconds [M]``, the clients' times from the round's broadcast to their uploads.
+    """Build the function ``rows [M] -> seconds [M]``: the time from the round's broadcast to each client's upload.
 
     Without a time model, every client takes one second.
 

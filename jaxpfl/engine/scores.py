@@ -122,14 +122,15 @@ def over_clients(
       root: whether the score is the square root of a mean over a client's examples.
 
     Returns:
-      ``mean`` is the unweighted mean over clients, averaged over seeds, and ``std`` the standard deviation of the
-      seeds' means (ddof 1; None for one seed). ``std_clients`` (ddof 0, because the clients are the whole population),
-      ``median``, ``p10`` and ``worst_decile`` are statistics over clients, averaged over seeds. ``p10`` is the 10 %
-      quantile, and ``worst_decile`` the mean of the ceil(m / 10) lowest scores; if smaller scores are better, these are
-      the 90 % quantile and the mean of the highest scores. With ``sizes``, ``mean_examples`` and ``std_examples`` are
-      the mean and standard deviation over seeds of `mean_over_examples`. If a score is infinite, ``mean``, ``p10`` and
-      ``worst_decile`` have the worst possible value, infinity or minus infinity, and ``std`` and ``std_clients`` are
-      None. Without any score, all entries are None.
+      The statistics by name. Each is computed over the clients and then averaged over the seeds, except ``std`` and
+      ``std_examples``. ``mean`` is the unweighted mean over clients, and ``std`` the standard deviation of the seeds'
+      means (ddof 1; None for one seed). ``std_clients`` is the standard deviation over clients (ddof 0, because the
+      clients are the whole population). ``median`` is the median, ``p10`` the 10 % quantile, and ``worst_decile`` the
+      mean of the ceil(m / 10) lowest scores. If smaller scores are better, ``p10`` is the 90 % quantile, and
+      ``worst_decile`` the mean of the highest scores. If ``sizes`` is given, ``mean_examples`` and ``std_examples`` are
+      the mean and the standard deviation of `mean_over_examples` over the seeds. If a score is infinite, ``mean``,
+      ``p10`` and ``worst_decile`` have the worst possible value, infinity or minus infinity, and ``std`` and
+      ``std_clients`` are None. If there is no score at all, all entries are None.
     """
     found = _over_clients(scores, lower)
     if sizes is not None:
@@ -194,9 +195,10 @@ def other_metrics(
       examples: numbers of test examples of the clients [m]; ``sizes`` by default.
 
     Returns:
-      Metric -> entries ``personalized``, ``global`` and ``undefined``. The first two have the statistics ``mean``,
-      ``std``, ``median``, ``mean_examples`` and ``std_examples`` of `over_clients`; ``global`` is None without a global
-      model. ``undefined`` is the number of clients for which the metric is undefined.
+      A dictionary for each metric, with the entries ``personalized``, ``global`` and ``undefined``. ``personalized``
+      and ``global`` have the statistics ``mean``, ``std``, ``median``, ``mean_examples`` and ``std_examples`` of
+      `over_clients`; ``global`` is None if there is no global model. ``undefined`` is the number of clients for which
+      the metric is undefined.
     """
     found: dict[str, Any] = {}
     for key, of_clients in scores.items():
@@ -225,7 +227,7 @@ def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False)
 
 
 def client_means(scores: np.ndarray) -> np.ndarray:
-    """Return each client's mean over the seeds of its finite scores [S, m]; NaN if no seed has a finite score."""
+    """Average the finite scores of each client over the seeds, [S, m] -> [m]; NaN if no seed has a finite score."""
     finite = np.isfinite(scores)
     return np.where(finite, scores, 0).sum(axis=0) / np.where(finite.any(axis=0), finite.sum(axis=0), math.nan)
 
@@ -237,8 +239,8 @@ def worst(scores: np.ndarray, who: Mapping[str, Any], headline: Headline, base: 
       scores: scores [S, m].
       who: arrays ``client_ids`` and ``client_names``, [m].
       headline: metric of the scores.
-      base: other scores [S, m] to compare with. The values are then the differences from ``base``, and only clients
-        with worse scores than in ``base`` are returned.
+      base: other scores of the clients, [S, m]. If given, the values are the scores minus ``base``, and only clients
+        whose scores are worse than in ``base`` are returned.
     """
     most = math.inf if base is None else 0.0
     values = client_means(scores) - (0.0 if base is None else client_means(base))

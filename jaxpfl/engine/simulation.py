@@ -115,7 +115,7 @@ class Simulation:
         Raises:
           JaxpflError: if the participation is for a different number of clients, if two clients have the same id, if
             the method does not accept the data, if an unseen client has the id of a trained client, if ``adapt_rounds``
-            is negative, if a group has no client, or if `in_flight.concurrency` or `execution_plan.resolve` raises it.
+            is negative, if a group has no client, or as in `in_flight.concurrency` and `execution_plan.resolve`.
           OutOfMemoryError: if the data do not fit in memory.
         """
         if participation.num_clients != federation.num_clients:
@@ -346,7 +346,8 @@ class Simulation:
     def clusters(self, state: RunState) -> np.ndarray | None:
         """Cluster of every client, [S, m], numbered from 0 in each run; None if the method does not find clusters.
 
-        If clients choose among the server's models, the number of a model that no client chose does not occur.
+        If each client chooses one of the server's models, its cluster is the number of this model; a model that no
+        client chose leaves a gap in the numbers.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
             return np.asarray(self._read("clusters", state, Clients(self._scored.federations)))
@@ -362,7 +363,7 @@ class Simulation:
         return self._program(name, runs)(state, rows_of(self.hp, runs), clients, *more)
 
     def counts(self, state: RunState) -> Counts:
-        """Counts of each client's work so far, [S, m], on the host."""
+        """Counts of each client's work so far, [S, m], as NumPy arrays."""
         _, of_all = self._rows(whole=False)
         rows = of_all if isinstance(of_all, np.ndarray) else slice(of_all)
         return Counts(processes.fetch(state.counts.table)[:, rows])
@@ -370,8 +371,8 @@ class Simulation:
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m client rows, for inspection or for a run on other devices.
 
-        With several processes, every process gets the whole state in host memory. With `gather`, only the first process
-        gets it.
+        If there are several processes, each of them gets the whole state in host memory; `gather` instead returns it in
+        the first process only.
         """
         return self._resize(processes.fetch(state) if processes.several() else state, whole=False)
 
@@ -426,9 +427,7 @@ class Simulation:
         """Flush clients' states that are stored on disk; to be called before the checkpoint of a round is written."""
 
     def commit(self, round: int) -> None:
-        """Make a restarted run return to a round's checkpoint; to be called after the checkpoint was written
-        completely.
-        """
+        """Record that a round's checkpoint is complete, so that a restarted run continues from it."""
 
     def adopt(self, state: RunState) -> RunState:
         """Place a trimmed state, with host or device arrays, where this simulation's programs expect it.
@@ -444,7 +443,7 @@ class Simulation:
         return resize_rows(state, *self._rows(whole=whole))
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
-        """Arguments of `resize_rows`: rows of each group's stack, and rows in the arrays for all clients."""
+        """Arguments ``rows`` and ``of_all`` of `resize_rows`."""
         rows = [group.resized(whole=whole) for group in self._groups]
         if len(rows) == 1:
             return rows, rows[0]
@@ -462,8 +461,8 @@ class Simulation:
           JaxpflError: always; the message lists other ways to store results.
         """
         raise JaxpflError(
-            "neither compiled programs nor a Fit with them can be pickled: pickle its state, history and scores, or "
-            "the arrays of simulation.personal_models(state); or use jaxpfl run and jaxpfl export"
+            "a Simulation or a Fit cannot be pickled, because it contains compiled programs: pickle the Fit's state, "
+            "history and scores, or simulation.personal_models(state), or use jaxpfl run and jaxpfl export"
         )
 
     def check_room(self, runs: int) -> None:
@@ -530,7 +529,7 @@ class Simulation:
         return explain(execution)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes for the data, the clients' states, and a round's working memory. A call compiles the round."""
+        """Bytes for the data, the clients' states, and a round's working memory. This compiles the round's program."""
         working = program_bytes(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations
@@ -572,7 +571,7 @@ class Simulation:
         return groups
 
     def _on(self, platform: str, seeds: int) -> tuple[Programs, tuple[Any, ...]]:
-        """Programs with the plan resolved for a platform, and the arguments of `advance` (states as shapes)."""
+        """Programs for a platform, and the arguments of its program ``advance``, with shapes instead of states."""
         if platform not in PLATFORMS:
             raise unknown_name("platform", platform, PLATFORMS)
         execution = self._plan_on(platform)
@@ -671,9 +670,10 @@ class Scored(NamedTuple):
 
 
 def _pooled_scored(algorithm: Algorithm, federation: Federation, scoring: Resolved) -> Scored:
-    """The m scored clients of a pooled method, without training examples, which belong to the one trained client.
+    """The m scored clients of a pooled method. They have no training examples: the one trained client has all of them.
 
-    The scored clients are distributed over the plan's devices, and the trained client's state is replicated on each.
+    The scored clients are distributed over the plan's devices, and each device has a copy of the trained client's
+    state.
     """
     given = federation.num_clients, scoring.devices, scoring.even
     placement = place(*given, model_shards=scoring.model_shards)

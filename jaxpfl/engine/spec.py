@@ -340,7 +340,9 @@ class RunSpec(Settings):
 
     @property
     def hp(self) -> Any:
-        """Hyper-parameters of the method: its defaults, replaced by ``lr`` and ``server_lr``, and then by ``hyper``.
+        """Hyper-parameters of the method.
+
+        They are the method's defaults, replaced by ``lr`` and ``server_lr``, and then by the values in ``hyper``.
 
         Raises:
           JaxpflError: if a name is not a hyper-parameter of the method, or if a value is out of range.
@@ -352,7 +354,7 @@ class RunSpec(Settings):
 
     @property
     def availability(self) -> Availability:
-        """Dropout, stragglers and the time model, checked, with lists converted to tuples."""
+        """Settings of dropout, stragglers and the time model. They are checked, and lists are converted to tuples."""
         return part_of(Availability, self).checked()
 
     @property

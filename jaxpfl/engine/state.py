@@ -30,7 +30,7 @@ clients and for numbers up to 2^43."""
 
 
 def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
-    """Numbers ``high * 2^12 + low``, int64, on the host."""
+    """Combine the two parts of numbers that are too large for int32: ``high * 2^12 + low``, as NumPy int64."""
     return np.asarray(high, np.int64) * LIMB + np.asarray(low, np.int64)
 
 
@@ -140,14 +140,14 @@ class RunState(NamedTuple):
 
     Attributes:
       server: the server's state.
-      clients: the clients' states: one tree for each group of clients, with leaves [m', ...], where m counts the
-        group's clients.
-      counts: counts of the clients' work, [m']: in the order of the one group's rows, or in the order of the federation
-        if there are several groups.
+      clients: the clients' states: one tree for each group of clients. Its leaves are [m', ...]; here m and m' count
+        only the group's clients and rows.
+      counts: counts of the clients' work, [m']. If there is one group, they are in the order of its rows; if there are
+        several groups, they are in the order of the federation.
       round: number of finished rounds, [] int32.
       key: the run's key.
-      noise: key for the cohorts, the local work and the noise of a private algorithm, on whose randomness the privacy
-        claim relies (`noise_keys`); None if the algorithm is not private.
+      noise: key for the cohorts, the local work and the noise of a private algorithm (`noise_keys`); None if the
+        algorithm is not private. The privacy claim relies on the randomness of this key.
       in_flight: clients at work between asynchronous rounds; None if rounds are synchronous.
     """
 
@@ -196,7 +196,7 @@ def init_state(
       groups: groups of clients with the same architecture, each with the rows of its members.
       rows: number of rows m', which is m rounded up to a multiple of the number of devices.
       block: number of clients whose states are computed at a time; None for all.
-      model: devices that share one client's arrays, as in `RoundPlan`.
+      model: mesh axis over which one client's arrays are sharded, as in `RoundPlan`.
       keys: the run's key, and the noise key, which is None if the algorithm is not private.
       hp: hyper-parameters of the run.
       clients: the clients' data.
@@ -251,7 +251,7 @@ def init_client(client: Client, start: Key, key: Key, hp: PyTree, client_id: Arr
 
 
 def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
-    """Compute ``every(*given)`` on arrays [n, ...], ``block`` rows at a time."""
+    """Compute ``every(*given)`` for arrays [n, ...] in ``given``, ``block`` rows at a time."""
     rows = jax.tree.leaves(given)[0].shape[0]
 
     def write(i: Array, made: PyTree) -> PyTree:
@@ -279,8 +279,9 @@ def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int |
 
     Args:
       state: state with a leading axis of runs.
-      rows: for each group's stack, the new number of rows, or the indices of the rows in their new order.
-      of_all: the same as ``rows``, for the counts of all clients.
+      rows: for each group's stack, either the new number of rows, or the indices of the rows to keep, in their new
+        order.
+      of_all: new number of rows, or indices of the rows, of the counts of all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:
@@ -372,8 +373,8 @@ def over_runs(
       hp: second argument of each run, leaves [S, ...].
       shared: further arguments, which are the same for all runs.
       vectorised: whether to vectorize the runs; otherwise they run one after the other.
-      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). If runs are not vectorized, the
-        new values are then written into one buffer.
+      in_place: whether ``one`` returns a pair whose first element is the new value of ``first``. If so, and if the runs
+        are not vectorized, the new values are written into the buffer of the old values.
     """
     count = jax.tree.leaves(first)[0].shape[0]
     if count == 1:  # without a batch axis, the client's matrix products do not become batched products

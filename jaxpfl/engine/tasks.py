@@ -39,8 +39,8 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     """Make the task of a run: the model with its loss, its metrics and the given initial parameters, if any.
 
     Raises:
-      JaxpflError: if a label exceeds the number of classes or does not suit the task, if the task does not have the
-        loss, if the model cannot read the inputs, or if the initial parameters do not fit the model.
+      JaxpflError: if a label exceeds the number of classes or does not suit the task, if the loss does not apply to the
+        task, if the model cannot read the inputs, or if the initial parameters do not fit the model.
     """
     kind = kind_of(spec, federation)
     given, outputs = spec.task, outputs_of(kind, spec, federation, unseen)
@@ -62,8 +62,8 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     init = task.model.init
     if isinstance(init, Given) and len(set(spec.seeds)) > 1 and spec.warm_start is None:
         warn(
-            f"every seed starts from the parameters of the given {init.name}: to draw them for each seed, pass a "
-            "function that makes the module to from_nnx or from_equinox"
+            f"every seed starts from the parameters of the given {init.name}: to draw new parameters for each seed, "
+            "give from_nnx or from_equinox a function that makes the module"
         )
     return task if spec.warm_start is None else start_from(task, spec.warm_start)
 
@@ -88,7 +88,7 @@ def make_task(
         try:
             model = model() if isinstance(model, type) else model(num_classes, shape)
         except TypeError as error:
-            raise JaxpflError(f"model: {error}; give a function (num_outputs, input_shape) that returns it") from error
+            raise JaxpflError(f"cannot make the model ({error}): give a function (num_outputs, input_shape)") from error
         check_kind("the result of the model's function", model, MODEL)
     built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
     dtype = federation.train.examples.x.dtype
@@ -115,7 +115,7 @@ def make_task(
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
-    """Convolutions and pools in the user's own model, with the reason if one cannot be computed as a product."""
+    """Convolutions and pools in the user's own model. `Layer.why_not` says why one cannot run as a matrix product."""
     model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain
@@ -259,9 +259,9 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     """Turn a classification task into the run's task, with the run's loss and the user's metrics.
 
     Raises:
-      JaxpflError: if the loss does not apply to the task, if labels are smoothed in another task than classification or
-        with a loss, if a metric is not a function or has the name of one of the task's metrics, or if the headline is
-        not among the metrics.
+      JaxpflError: if the loss does not apply to the task; if ``label_smoothing`` is combined with another task than
+        classification or with a given loss; if a metric is not a function or has the name of one of the task's metrics;
+        or if the headline is not among the metrics.
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":

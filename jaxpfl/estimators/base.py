@@ -5,9 +5,9 @@ Client i has n_i samples, whose distribution depends on the client's own paramet
 its own data (`personalize`). Estimators with several rounds repeat these three steps; each round starts from the
 server's last broadcast.
 
-All functions can be jitted, and vmapped over repetitions and settings. Functions that return an `Estimator` accept
-traced values for real parameters, while numbers of components, steps and bits are static. In most estimators, the
-server needs only the `Moments` of the messages.
+All functions can be jitted, and vmapped over repetitions and settings. The arguments of functions that return an
+`Estimator` may be traced if they are real numbers; numbers of components, steps and bits are static. In most
+estimators, the server needs only the `Moments` of the messages.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -214,10 +214,11 @@ def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
 
 
 def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
-    """Mean of N(mean, stddev^2) truncated to [0, most]; if ``mean`` is far outside, the nearer of 0 and ``most``.
+    """Mean of the normal distribution N(mean, stddev^2), truncated to [0, most].
 
     This is the posterior mean of a number in [0, most] under a flat prior, given the estimate ``mean`` with standard
-    error ``stddev``. The integral is computed by Gauss-Legendre quadrature around the mode, because the textbook
+    error ``stddev``. If ``mean`` is far below 0, the result is close to 0; if it is far above ``most``, the result is
+    close to ``most``. The integral is computed by Gauss-Legendre quadrature around the mode, because the textbook
     formula suffers from cancellation if stddev >> most, or if the mean is far outside.
     """
     mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))

@@ -60,8 +60,8 @@ def local() -> Estimator:
 def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
     """Create the estimator that returns posterior means under the known prior Beta(alpha, beta).
 
-    Clients send no messages. The mean squared error under this prior is exactly n / (alpha + beta + n) times the error
-    of `local`.
+    Clients send no messages. For clients with n samples whose probabilities are drawn from this prior, the mean squared
+    error is exactly n / (alpha + beta + n) times the error of `local`.
 
     Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
     """
@@ -89,13 +89,14 @@ def global_mean() -> Estimator:
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
     r"""Create the estimator that shrinks a client's own share toward mu, with mu and v from the other clients' shares.
 
-    The variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where :math:`E\,p(1-p) = \mu(1-\mu) - v`. Hence
+    If every client has n samples, the variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where
+    :math:`E\,p(1-p) = \mu(1-\mu) - v`. For clients of any sizes n_j, 1/n is replaced by the mean h of 1/n_j. Hence
 
     .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
 
-    clipped to [0, mu (1 - mu)]. For equal sizes this is (n S2 - mu (1 - mu)) / (n - 1). Every client has the same
-    weight in mu and S2, for any n_i, because its p_i is one draw from P. If there are too few other clients to estimate
-    mu and v, a client's estimate is its own share.
+    clipped to [0, mu (1 - mu)]. Clients have equal weights in mu and S2, even if they have different numbers of
+    samples, because each p_i is one draw from P. If there are too few other clients to estimate mu and v, a client's
+    estimate is its own share.
 
     Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
@@ -174,12 +175,12 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""Create the private estimator with one bit per client, which encodes its share or an unbiased estimate of p_i^2.
+    r"""Create the private estimator in which a client sends one bit, which encodes its share or an estimate of p_i^2.
 
-    A fair coin decides for each client, with Z ones among n samples, whether its bit encodes the share :math:`Z/n` or
-    :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The means M1 and M2 of the messages in the two halves give
-    :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a standard error e. Clients with a single sample always
-    encode their share.
+    Let a client have Z ones among n samples. A fair coin decides whether its bit encodes the share :math:`Z/n` or
+    :math:`Z (Z-1) / (n (n-1))`, an unbiased estimate of p_i^2. The means M1 and M2 of the messages in the two halves
+    give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a standard error e. Clients with a single sample
+    always encode their share.
 
     The error of an estimate is linear in v for any fixed weight. The best weight, given the messages, is therefore the
     optimal weight for v equal to its posterior mean. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
@@ -191,8 +192,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     Args:
       epsilon: privacy parameter, positive; may be traced.
       plus_error: whether to use v-hat + e, clipped to [0, mu (1 - mu)], as v. (Too small a v costs more than too large
-        a v.) At small eps this choice loses a third of the gain, because every client's estimate is mu if v-hat is
-        below -e.
+        a v.) For small eps, this choice loses a third of the reduction in error relative to `local`, because every
+        client's estimate is mu if v-hat is below -e.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:
@@ -250,8 +251,8 @@ def _mean_error(of: Moments) -> Array:
 class Population(NamedTuple):
     r"""Mean and variance of the population P, with the estimators' mean squared errors under P.
 
-    If the estimate is a times the client's own share plus 1 - a times the mean of K other clients' shares, the mean
-    squared error is exactly
+    Every client has n samples. If the estimate is a times the client's own share plus 1 - a times the mean of K other
+    clients' shares, the mean squared error is exactly
 
     .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
        S^2 = v + \frac{\mu (1 - \mu) - v}{n}
@@ -276,7 +277,7 @@ class Population(NamedTuple):
         return self.variance / self.share_variance(n)
 
     def printed_weight(self, n: Scalar) -> Scalar:
-        """Limit of the paper's weight for many clients, in which S2 replaces v."""
+        """Weight of the own share in the paper, in the limit of many clients; the paper uses S2 in place of v."""
         mu = self.mean
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
@@ -296,7 +297,9 @@ class Population(NamedTuple):
 
 
 def printed_error(clients: Scalar, n: Scalar) -> Array:
-    """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the mean estimated from m clients.
+    """Bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the mean mu estimated from m clients' shares.
+
+    Each share is computed from n samples.
 
     Hoeffding's inequality gives the factor 2 instead of 3. Neither bound includes the error of the estimated variance.
 
@@ -306,7 +309,7 @@ def printed_error(clients: Scalar, n: Scalar) -> Array:
 
 
 def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
-    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)).
+    """Bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)) as in `printed_error`, with private messages.
 
     Like `printed_error`, this bound does not include the error of the estimated variance.
 

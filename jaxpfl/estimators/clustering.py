@@ -80,7 +80,7 @@ def nearest(points: Array, centers: Array) -> Array:
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Compute each center's sum [k, d] and number [k] of points from points [m, d] and memberships [m, k]."""
+    """Sum the points [m, d] of each cluster, weighted by memberships [m, k]; return sums and total weights [k]."""
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
@@ -104,7 +104,7 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
     Args:
       scores: standard Gumbel variables, one row per point, [m, starts, k].
       points: points to cluster, [m, d].
-      valid: whether a point exists, [m].
+      valid: mask of the points to use, [m] bool.
       steps: number of iterations of Lloyd's algorithm.
     """
 
@@ -151,16 +151,17 @@ def noisy_lloyd(
 ) -> Clusters:
     r"""Run Lloyd's algorithm with noise on the sums and the numbers of points.
 
-    In each step the server adds N(0, 2 noise^2) to each cluster's number of points, and to each entry of the cluster's
-    sum of points divided by the radius. The new center is the noisy sum divided by the noisy number, clipped to the
-    norm ``reach``. A center keeps its position if the noisy number is at most twice the standard deviation of the
-    noise, or at most one half.
+    Points are first divided by the radius. In each step, the server adds noise N(0, 2 noise^2) to each cluster's number
+    of points and to each entry of its sum of points. The new center is the noisy sum divided by the noisy number,
+    clipped to the norm ``reach``. A center keeps its position if the noisy number is at most twice the standard
+    deviation of the noise, or at most one half.
 
     Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
-    zero. The memberships r of one client sum to one, so adding or removing a client changes all numbers and sums
-    together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism with noise
-    multiplier ``noise`` under the add-or-remove-one relation. The whole run is the adaptive composition of ``steps`` of
-    these mechanisms (`event`). The initial centers must not depend on the points.
+    zero. Let the vector r be one client's memberships in the clusters, which sum to one. Adding or removing the client
+    changes the vector of all numbers and sums by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm, because points have
+    at most norm one after the division by the radius. A step is therefore a Gaussian mechanism with noise multiplier
+    ``noise`` under the add-or-remove-one relation. The whole run is the adaptive composition of ``steps`` of these
+    mechanisms (`event`). The initial centers must not depend on the points.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 

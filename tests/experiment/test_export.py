@@ -105,7 +105,7 @@ def test_one_seed_some_clients_a_file_each(finished, tmp_path):
     for client in (2, 5):
         got = right(experiment.task, models.client(client), test, client)
         assert got == scored(finished, "fedavg-ft/after_accuracy", test.size, seed=1)[client]
-    with pytest.raises(JaxpflError, match=r"unknown client 3: did you mean 2\? \(known: 2 from 2 to 5\)"):
+    with pytest.raises(JaxpflError, match=r"unknown client 3: did you mean 2\? \(known: 2 ids, 2 to 5\)"):
         models.client(3)
 
 

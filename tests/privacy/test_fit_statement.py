@@ -108,8 +108,8 @@ def test_noise_of_steps_is_hidden_by_others_only_where_steps_do_not_stretch_it()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"privacy": Mechanism((1.0, 2.0)), "seeds": 3}, "noise_multiplier has 2 values for 3 runs"),
-        ({"privacy": Mechanism(1.0, (1.0, 2.0)), "seeds": 3}, "clipping_norm has 2 values for 3 runs"),
+        ({"privacy": Mechanism((1.0, 2.0)), "seeds": 3}, "noise_multiplier must be one value, or .* 3 seeds, got 2"),
+        ({"privacy": Mechanism(1.0, (1.0, 2.0)), "seeds": 3}, "clipping_norm must be one value, or .* 3 seeds, got 2"),
     ],
 )
 def test_what_cannot_be_accounted_is_not_run(federation, options, message):

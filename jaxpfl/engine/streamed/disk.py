@@ -123,7 +123,7 @@ class RowFile:
             os.fsync(self._file.fileno())
 
     def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[tuple[memoryview, int]]:
-        """Yield a slice of the rows' memory and its position in the file, for each sequence of consecutive numbers."""
+        """Divide rows into runs with consecutive numbers; yield the memory of each, and its position in the file."""
         if not rows.size:
             return
         whole = memory(rows)
@@ -141,7 +141,9 @@ _to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has fsync only
 
 
 class Journal:
-    """Undo journal of one checkpoint: the contents of rows at the checkpoint, to which a killed run returns.
+    """Undo journal of one checkpoint: what the changed rows contained when the checkpoint was written.
+
+    A run that was killed restores these rows and continues from the checkpoint.
 
     Before a row is written for the first time after a checkpoint, its old content is appended to the journal with a
     checksum, and the journal is flushed to the disk. An incomplete record therefore belongs to rows that were not
@@ -357,13 +359,14 @@ class Disk:
         return run * self._clients + of.astype(np.int64)
 
     def prepare(self, round: int) -> None:
-        """Flush the rows and record their round; to be called before the round's checkpoint is written."""
+        """Flush the rows to the disk, and record the round; to be called before the round's checkpoint is written."""
         self._flush()
         files.write_json(self._folder / _PENDING, {"round": round})
 
     def commit(self, round: int) -> None:
-        """Begin the round's journal, so that a killed run returns to this round; call it after the checkpoint was
-        written.
+        """Begin the journal of a round, to be called after the round's checkpoint was written.
+
+        From now on, a run that was killed returns to this round.
         """
         if self._journal is not None:
             self._journal.close()

@@ -1,9 +1,9 @@
 """Rounds and scores for clients on the host: only the rows of one cohort or one block are on the devices.
 
 While one round computes, the next cohort's rows are copied to the devices, and the previous cohort's rows are copied
-back. The round is `round.one_round`, on a stack with one row for each slot of the cohort. The function uses
-the clients' own ids, and m as the number of clients. The random streams, the masks and the order of sums are therefore
-the same as for a stack of all clients.
+back. A round is computed by `round.one_round` on a stack that has one row for each slot of the cohort, instead of a row
+for each of the m clients. `one_round` gets the clients' own ids, and m as the number of clients. The random streams,
+the masks and the order of sums are therefore the same as for a stack of all clients.
 """
 
 from __future__ import annotations
@@ -111,13 +111,14 @@ def streamed_round(
     Args:
       algorithm: the method.
       plan: plan of a round that samples from all m clients. Its only group consists of the cohort's rows.
-      run: state with the cohort's rows as they were read from the host, and the rows of the previous cohort after its
-        round. Some of the former may be outdated, because they may be read before the previous round's results are
-        written back to the host.
+      run: state with the cohort's rows as they were read from the host, and the previous cohort's rows after its round.
+        A client may be in both cohorts. Its row from the host is then outdated, because rows are read before the
+        previous round's results are written back.
       values: hyper-parameters and rates.
       clients: data of the cohort's clients.
       drawn: the cohort, as rows of the stack.
-      source: for each row, the row of the previous cohort that replaces it, or a negative number, [rows] int32.
+      source: for each row from the host, the row of the same client in the previous cohort, which replaces it; a
+        negative number if the client was not in that cohort, [rows] int32.
     """
     participation = plan.participation
     state, before = run
@@ -172,7 +173,7 @@ class Rounds:
           setting: static inputs of the programs, for all m clients.
           execution: resolved plan of a round.
           federation: data on the host.
-          was_read: function that is called with copies of examples after they were read.
+          was_read: function that is called with the copies of examples, after these were read.
         """
         self._was_read = was_read
         self._participation = setting.participation
@@ -340,7 +341,7 @@ class Blocks:
         }
 
     def _rows(self, step: int, states: PyTree) -> int:
-        """Number of clients in a block: all clients if they fit, otherwise a multiple of ``step``."""
+        """Number of clients in a block: all clients if they have at most `_BYTES`, otherwise a multiple of ``step``."""
         of_states = sum(int(np.prod(a.shape[2:])) * a.dtype.itemsize for a in jax.tree.leaves(states))
         splits = (getattr(self._federation, name) for name in _SPLITS)
         of_data = sum(trees.num_bytes(split.examples) for split in splits) / self._clients
@@ -385,7 +386,7 @@ class Blocks:
           counts: counts of all runs, on the host.
           hp: hyper-parameters of this run, leaves [1].
           take: function that reads rows of the clients' states.
-          was_read: function that is called with copies of examples after they were read.
+          was_read: function that is called with the copies of examples, after these were read.
         """
         layout = self.placement.state
 

@@ -36,7 +36,7 @@ _UNNAMED = 2**30
 
 
 class StreamedSimulation(Simulation):
-    """A simulation with its clients on the host; see `Simulation` for the methods.
+    """A simulation whose clients' data and states are on the host; see `Simulation` for the methods.
 
     ``RunState.clients`` and ``RunState.counts`` are NumPy arrays [S, m, ...]; with storage on disk, the clients' states
     are memory-mapped. `advance` writes to these arrays in place; if ``plan.donate`` is false, it writes to copies. Runs
@@ -54,8 +54,8 @@ class StreamedSimulation(Simulation):
           more: keyword arguments of `Simulation`.
 
         Raises:
-          JaxpflError: if a round of the method needs more than the cohort's rows, there are several accelerators or
-            model shards, storage on disk is combined with ``plan.donate=False``, or `Simulation` raises it.
+          JaxpflError: if a round of the method needs rows of clients outside the cohort; if there are several
+            accelerators or model shards; if ``where`` is "disk" and ``plan.donate`` is false; or as in `Simulation`.
         """
         self._where = where
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
@@ -118,7 +118,7 @@ class StreamedSimulation(Simulation):
             )
         elif checkpoints and not folder.is_dir():
             raise JaxpflError(
-                f"the clients' states of this run are not on disk, in {folder}: leave out plan.clients_in = disk"
+                f"the clients' states of this run are not stored in {folder}: leave out plan.clients_in = disk"
             )
         else:
             self._folder = folder
@@ -180,7 +180,7 @@ class StreamedSimulation(Simulation):
         return Counts(table)
 
     def _written(self, rest: RunState, clients: tuple[PyTree, ...], counts: Counts) -> RunState:
-        """The state with these clients and counts, which are recorded as the last ones written."""
+        """Return the state with these clients and counts, and record that they are the ones that were written last."""
         self._now = (counts.table, np.array(rest.round, np.int64))
         return rest._replace(clients=clients, counts=counts)
 
@@ -202,7 +202,9 @@ class StreamedSimulation(Simulation):
             self._disk.commit(round)
 
     def adopt(self, state: RunState) -> RunState:
-        """A stored state, with its clients as host arrays. Clients' states on disk are restored to the state's round.
+        """Take over a stored state, with its clients as NumPy arrays.
+
+        If the clients' states are on disk, the files are first restored to the state's round.
 
         Raises:
           JaxpflError: if the files cannot be restored to that round.
@@ -252,7 +254,7 @@ class StreamedSimulation(Simulation):
         return write
 
     def _on_disk(self, state: RunState) -> list[int]:
-        """Index of each of a state's runs among the runs on disk."""
+        """Position of each run of a state among the runs whose states are on disk."""
         assert self._disk is not None
         return [self._disk.keys.index(name) for name in _names(state.key)]
 

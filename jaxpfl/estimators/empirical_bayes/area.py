@@ -13,8 +13,9 @@ the fitted A is too small by g_3. For ML, g_1 is too small by a further :math:`B
 z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, which is the bias of A times the derivative of g_1 with respect to A.
 
 The fitted A maximizes the likelihood, which may have several maxima. The search therefore finds the best value on a
-grid, and then a root of the derivative near this value. Each step of the search needs sums over clients of p^2
-products, which clients can send in messages of fixed size. No message of fixed size is enough for the whole fit.
+grid, and then a root of the derivative near this value. With p coefficients, each step of the search needs sums over
+clients of p^2 products, so a client can send a message of fixed size in each step. One message of fixed size is not
+enough, because the sums depend on the current A.
 
 One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. These
 intervals have the nominal coverage to the order 1/m if A is well above zero. If A is small compared to the squared
@@ -23,8 +24,8 @@ theta_i too rarely. The default intervals therefore integrate over a flat prior 
 prior of beta on :math:`R^p`. Given A, the posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top
 \hat\beta)` and variance :math:`g_{1i} + g_{2i}`. The posterior density of A is the restricted likelihood, which is
 integrable for m - p >= 3. The interval's endpoints are quantiles of the mixture over A. The mixture is computed by
-Gauss-Legendre quadrature in :math:`\log(A + d)`, where d is the errors' typical variance, over the range in which the
-density exceeds exp(-16) times its maximum.
+Gauss-Legendre quadrature in :math:`\log(A + d)`, where d is the geometric mean of the squared standard errors. The
+quadrature covers the range in which the density exceeds exp(-16) times its maximum.
 
 References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
 mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best
@@ -199,7 +200,7 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
 
 
 def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
-    """Check that no column is a linear combination of the intercept and earlier columns, unless values are traced.
+    """Check that no column is a linear combination of the intercept and earlier columns. Traced values are not checked.
 
     Raises:
       JaxpflError: if there is such a column; the message gives its index.
@@ -211,7 +212,7 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    """Endpoints of normal intervals with these means and mean squared errors, [m] each.
+    """Endpoints of the intervals ``mean`` plus and minus a normal quantile times the root of ``mse``, [m] each.
 
     Raises:
       JaxpflError: if the level is out of range.
@@ -291,7 +292,7 @@ def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool)
 
 
 def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array, Array]:
-    """Maximum-likelihood A, by a grid and a root of the derivative, and its log likelihood up to a constant."""
+    """Return the A of maximum likelihood, found by a grid and a root of the derivative, and its log likelihood."""
     kind = y.dtype
     value = partial(_log_likelihood, Q=Q, y=y, D=D, restricted=restricted)
 
@@ -321,7 +322,7 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
     Args:
       Q: orthonormal columns that span the covariates, [m, p].
-      y: the estimates, possibly minus a linear combination of the columns, [m].
+      y: the estimates, [m]. A linear combination of the columns may have been subtracted.
       D: squared standard errors, [m], of the order of one.
       level: coverage probability.
       free: number of clients minus number of coefficients, m - p, at least 3.
@@ -368,7 +369,10 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """Return a unit, residuals and squared standard errors in this unit, and least-squares coefficients."""
+    """Divide x and s by a power of two, the unit; return the unit, residuals, squared errors, and coefficients.
+
+    The residuals are of the least-squares fit of x on the columns Q, and the coefficients are of this fit.
+    """
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)
     return unit, x / unit - Q @ start, (s / unit) ** 2, start
@@ -378,7 +382,7 @@ def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
     """Compute the QR decomposition of the columns, and the fraction of each column's length orthogonal to earlier
     columns, [p].
 
-    ``xp`` is the array module: jax.numpy, or NumPy on the host.
+    ``xp`` is the array module: jax.numpy or NumPy.
     """
     most = xp.abs(z).max(axis=0)
     z = z / xp.where(most > 0, most, 1)  # keeps the squares within the range of floats
