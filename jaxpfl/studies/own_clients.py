@@ -388,7 +388,7 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
     if len(sizes) < 2:
         raise JaxpflError(f"{path}: at least two clients are required, got {len(sizes)}")
     if sizes.max() < 2:
-        raise JaxpflError(f"{path}: every client has a single sample: the clients' variance cannot be estimated")
+        raise JaxpflError(f"{path}: every client has a single sample, so the clients' variance cannot be estimated")
     return sizes
 
 

@@ -28,7 +28,10 @@ chance.
 
 
 class Measured(NamedTuple):
-    """A mean over repetitions, its standard error (None for fewer than `LEAST`), and the exact value, if known."""
+    """A mean over repetitions, its standard error (None for fewer than `LEAST` repetitions), and the exact value.
+
+    The exact value ``closed_form`` is None if it is unknown.
+    """
 
     mean: float
     stderr: float | None

@@ -72,7 +72,10 @@ def beside(value: float, spread: float) -> str:
 
 
 def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
-    """Format ``mean ± stderr``. The error has one significant figure; with ``percent``, one or two decimals."""
+    """Format ``mean ± stderr``. The standard error gets one significant figure.
+
+    With ``percent``, both numbers are percentages with one decimal, or two if the standard error is below 0.05 %.
+    """
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
         return "-"

@@ -26,9 +26,10 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
       ``gain_over_local``: gain of the personalized estimate over the local estimate, with private messages if epsilon
       is given, else quantized messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
       clients. ``global_gain``: gain of a single estimate for all clients. ``careless_gain``: gain of a personalized
-      estimate whose weight ignores the messages' noise. ``needs``: for several fractions of ``most_gain``, the number
-      of clients needed, and the smallest epsilon at which the one-bit mechanism reaches this gain with the settings'
-      number of clients.
+      estimate whose weight ignores the messages' noise. ``needs``: a list with a dict for each of several gains.
+      In it, ``gain`` is ``share_of_most`` times ``most_gain``, and ``clients`` is the number of clients with which this
+      gain is reached at the settings' noise. ``one_bit_epsilon`` is the smallest epsilon at which the settings' number
+      of clients reaches the gain with the one-bit mechanism.
 
     Raises:
       JaxpflError: as in `GaussianPopulation.check`.
@@ -86,9 +87,16 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """Return the epsilon at which the one-bit mechanism adds the variance ``noise``, b^2 coth^2(epsilon / 2).
+    """Return the epsilon at which the one-bit mechanism adds a given variance.
 
-    Return None if the mechanism adds more at every epsilon.
+    With messages clipped to [-b, b], the mechanism adds the variance b^2 coth^2(epsilon / 2).
+
+    Args:
+      b: clipping bound.
+      noise: variance to add.
+
+    Returns:
+      The epsilon; None if the mechanism adds a larger variance at every epsilon.
     """
     if not noise > b**2:  # the condition is also true for NaN
         return None
@@ -96,7 +104,7 @@ def _one_bit_epsilon(b: float, noise: float) -> float | None:
 
 
 def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
-    """Plot the gain by heterogeneity of the clients and number of clients, and by heterogeneity and epsilon."""
+    """Plot the gain by heterogeneity and number of clients (left panel), and by heterogeneity and epsilon (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")

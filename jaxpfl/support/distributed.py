@@ -328,7 +328,7 @@ _note = ""
 
 
 def note(text: str) -> None:
-    """Set the text that follows the line for a lost process."""
+    """Set the text that is appended to the line that reports a lost process."""
     global _note
     _note = text
 
@@ -350,11 +350,11 @@ def _end_terminated() -> None:
 
 @contextmanager
 def _loss_reported() -> Iterator[None]:
-    """Report a lost process in one line, by a callback of the runtime client that starts in the block.
+    """Make JAX's runtime client report a lost process in one line; the client must be started in this block.
 
-    Without our callback, the client aborts with a C++ trace. With our callback, C++ terminates the process, because the
-    client passes a status that this version of the bindings cannot convert. The terminate handler is therefore replaced
-    too.
+    The client gets a callback for this case, because it would otherwise abort with a C++ trace. In this version of JAX,
+    the client fails when it calls a Python callback (the bindings cannot convert the argument), and C++ then terminates
+    the process. The terminate handler is therefore replaced too.
     """
     with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
         try:

@@ -151,7 +151,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(contents(path))
     except (ValueError, RecursionError) as error:
-        raise JaxpflError(f"cannot read {path}: not JSON: {' '.join(str(error).split())}") from None
+        raise JaxpflError(f"cannot read {path}, which is not JSON: {' '.join(str(error).split())}") from None
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -222,7 +222,7 @@ class Records:
                 seeds[record["method"]] |= {len(value) for value in record.values() if isinstance(value, list)}
             if record is None or len(seeds[record["method"]]) > 1:
                 raise JaxpflError(
-                    f"{self.path} line {number} is damaged: delete the file, and --resume continues without those plots"
+                    f"{self.path} line {number} is damaged: delete the file, and --resume continues without its records"
                 )
             records.append(record)
         return records
@@ -357,8 +357,8 @@ def _sum(content: Mapping[str, Any]) -> str:
 def write_table(path: Path, table: pandas.DataFrame) -> None:
     """Write a table atomically.
 
-    A column of values of different types (``cohort`` = 0.1m, 10) is written to Parquet as strings, because a Parquet
-    column has one type.
+    A column of a Parquet file has one type. A column with values of several types, such as the cohorts "0.1m" and 10,
+    is therefore written as strings.
 
     Raises:
       UnwritableError: if the file cannot be written.

@@ -87,7 +87,10 @@ def _container() -> int | None:
 
 
 def _process() -> int | None:
-    """Return the bytes left under ``ulimit -v`` (with mapped files) and ``ulimit -d`` (without them), or None."""
+    """Return the bytes left under the limits of this process, or None without such limits.
+
+    The limits are ``ulimit -v``, which counts memory-mapped files, and ``ulimit -d``, which does not.
+    """
     try:
         pages = [int(count) for count in Path("/proc/self/statm").read_text().split()]
     except (OSError, ValueError):

@@ -75,7 +75,10 @@ def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
 
 
 def discard() -> None:
-    """Remove the temporary files and folders of all unfinished blocks, before the process exits at once."""
+    """Remove the temporary files and folders of all `partial` and `scratch` blocks that have not ended.
+
+    This is called before a process exits without running the ends of these blocks.
+    """
     for place in tuple(_UNFINISHED):
         _remove(place)
 

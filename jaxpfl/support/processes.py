@@ -100,8 +100,9 @@ def on_first(do: Callable[[], T]) -> T:
     """Call ``do`` in the first process only, and return its result (or raise its error) in every process.
 
     Raises:
-      AgreedError: in the other processes, if ``do`` raises an exception, with the same message (after the name of the
-        exception's type, unless it is a `JaxpflError`). The first process raises the exception itself.
+      AgreedError: in the other processes, if ``do`` raises an exception. The message is the exception's message; the
+        name of the exception's type precedes it, unless the type is `JaxpflError`. The first process raises the
+        exception itself.
     """
     if not several():
         return do()
@@ -151,7 +152,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def fetch(tree: Any) -> Any:
-    """Return whole arrays on the host of every process; with several processes, typed keys stay on the device."""
+    """Return whole arrays as NumPy arrays in every process. If there are several processes, keys stay JAX arrays."""
     return jax.tree.map(_fetched if several() else np.asarray, tree)
 
 

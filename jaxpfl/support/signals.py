@@ -53,7 +53,7 @@ def unwatch() -> None:
 
 
 def finished(status: int) -> None:
-    """Make later signals end a watched process with ``status``; for a process whose work is done and reported.
+    """Make later signals end a watched process with ``status``, because its work is done and its results are printed.
 
     If a signal is already ending the process, this function never returns, so the exit status remains the signal's.
     """

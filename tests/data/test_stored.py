@@ -130,7 +130,7 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
     small, endless = (entries | {"train": entries["train"] | {"capacity": most}} for most in (3, float("inf")))
     cases: list[tuple[str, Any, str]] = [
         ("federation.json", Path.unlink, "is not a saved federation: it has no federation.json"),
-        ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json: not JSON"),
+        ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json, which is not JSON"),
         ("federation.json", lambda path: path.write_text(said(format=2)), "has format 2, but this version reads 1"),
         ("federation.json", lambda path: path.write_text(said(splits=small)), "a capacity of 3 and chunks"),
         ("federation.json", lambda path: path.write_text(said(splits=endless)), "cannot convert float infinity"),

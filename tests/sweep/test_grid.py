@@ -137,9 +137,7 @@ def test_what_is_no_axis_is_refused(text: str, message: str):
 
 
 def test_a_range_of_whole_numbers_is_refused():
-    with pytest.raises(
-        JaxpflError, match=r"clients in --grid must be int.*; instead of a range, write --grid"
-    ):
+    with pytest.raises(JaxpflError, match=r"clients in --grid must be int.*; instead of a range, write --grid"):
         named(Grid((parse("clients=log:10:100"),), 3), ("fedavg",))
 
 

@@ -3,16 +3,16 @@ r"""Exact lengths, in bits, of the messages that compressors send; the messages 
 Elias gamma code: a self-delimiting code of positive integers, which is short for small numbers and has no upper limit.
 The code of n is :math:`\lfloor \log_2 n \rfloor` zeros followed by n in binary: 1 -> 1, 2 -> 010, 3 -> 011, 4 -> 00100.
 
-Code of the positions of the entries that are sent: the Elias gamma codes of the number of positions plus one, and of
-the gaps between positions.
+Code of the positions of the entries that are sent: the Elias gamma code of 1 + the number of positions, and then the
+Elias gamma codes of the gaps between positions.
 
 Run-length code of a vector: for each run of equal numbers, the number and the Elias gamma code of the run's length. The
 code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, indicated
 by its first bit:
 
-- 0, then the runs' lengths and the runs' numbers (32 bits each);
-- 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its
-  number in the table (:math:`\lceil \log_2 D \rceil` bits).
+- 0, then the codes of the runs' lengths, and the runs' numbers in 32 bits each;
+- 1, then the codes of the runs' lengths, the code of D, a table of the D numbers in 32 bits each, and for each run the
+  index of its number in the table, in :math:`\lceil \log_2 D \rceil` bits.
 
 The receiver knows d, the sum of the lengths, and can therefore find where the lengths end. Numbers are equal if their
 bits are equal, so that minus zero and every NaN are preserved.

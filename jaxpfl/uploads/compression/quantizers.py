@@ -35,8 +35,8 @@ otherwise overflow or underflow. Underflow matters too, because on most devices 
 1 / 3e38, to zero.
 
 References: Ozkara et al. 2023, equations (20) to (22) (`quantize`); Karimireddy et al. 2019 (`sign`); Alistarh et al.
-2017, section 3 (`qsgd`; their code of integers is Elias's recursive code, which is longer below 16); Zhao et al.,
-section III (`codebook` with k = 3 and 4).
+2017, section 3 (`qsgd`; they encode integers by Elias's recursive code, which is longer for integers below 16); Zhao et
+al., section III (`codebook` with k = 3 and 4).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ number for each pair of neighboring entries, and satisfies, with w_0 = 0,
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
 
-Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
+Hence u = 0 if and only if ``max |cumsum g| <= gamma``.
 
 The algorithm uses level sets. For a level t, the indices i with u_i > t form one side of a minimal cut of a chain
 graph. Let a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma;
@@ -20,7 +20,8 @@ be computed by an associative scan. A round, which cuts every segment once, take
 vectors. The number of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test
 vectors of length 61706.
 
-Reference: Zhao et al., equation (7), in which x_t and eta cancel; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
+References: Zhao et al., equation (7), from which their x_t and eta cancel; Hochbaum 2001 and Darbon and Sigelle 2006
+for the level sets.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ be the client's error-feedback memory, initially zero, and C a compressor. Then
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server receives the decoded message :math:`w_i C(p)` instead of :math:`w_i \Delta_i`. Without error feedback,
-e_i is always zero; `compressors` explains when that is better. With error feedback, the sum of all messages differs
-from the sum of the increments only by the last memory, even if C is biased. The memory contains increments without
-their weight, so a client's weight scales its message but not its memory.
+e_i is always zero. (`compressors` explains which compressors use error feedback.) With error feedback, the sum of all
+messages differs from the sum of the increments only by the last memory, even if C is biased. The memory contains
+increments without their weight, so a client's weight scales its message but not its memory.
 
 Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. The vector is usually the
 whole upload; if each of k models has its own weight (IFCA), each model is a message. A part of the upload with weight
@@ -58,7 +58,10 @@ MOST_NUMBERS = 2**31 // 66
 
 
 class Held(NamedTuple):
-    """A client's state: the method's state and the error-feedback memory, one array per weight; () without feedback."""
+    """A client's state: the method's state, and the error-feedback memory.
+
+    The memory has one array for each leaf of the weight; without error feedback, it is ().
+    """
 
     own: PyTree
     memory: PyTree
@@ -152,7 +155,15 @@ def _compress(
 def _send(
     compressor: Compressor, round: Scalar, key: Key, weight: Array, total: Array, increment: Array, memory: PyTree
 ) -> _Message:
-    """Simulate sending one message, given weight [], total [d], increment [d] and memory [d] (() without feedback)."""
+    """Simulate sending one message.
+
+    Args:
+      compressor: compressor of the message.
+      round: index of the round.
+      key: random key of the message.
+      weight, total, increment: the client's weight [], its total [d], and the increment total / weight [d].
+      memory: error-feedback memory, [d]; () without error feedback.
+    """
     if isinstance(memory, tuple):
         sent, after = compressor.compress(key, round, increment), ()
     else:
@@ -180,7 +191,10 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Keep the floating-point increments of an upload, or all other leaves if ``others``; replace others by None."""
+    """Select the floating-point increments of an upload, or with ``others`` all other leaves.
+
+    Leaves that are not selected become None.
+    """
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)

@@ -12,9 +12,9 @@ Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. 
    \text{trimmed mean} = \frac{1}{n - 2k} \sum_{i=k+1}^{n-k} x_{(i)}, \quad k = \lfloor \beta n \rfloor
 
 The other rules use whole vectors. Krum assumes f attackers. The Krum score of :math:`x_i` is the sum of the squared
-distances from :math:`x_i` to the n - f - 2 nearest other vectors (to at least one); in a tie of scores, the first slot
-is selected. The geometric median minimizes :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the
-coordinatewise median,
+distances from :math:`x_i` to the max(n - f - 2, 1) nearest other vectors. In a tie of scores, the first slot is
+selected. The geometric median minimizes :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the coordinatewise
+median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
 
@@ -156,7 +156,7 @@ def geometric_median(
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
-    """Mean of the vectors after clipping each to the norm ``bound``, or to the median of their norms if it is 0."""
+    """Mean of the vectors after clipping each to the norm ``bound``; a bound of 0 means the median of their norms."""
     norms = _norms(rows)
     most = median(norms, valid) if bound == 0 else bound
     return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
@@ -237,7 +237,7 @@ class Aggregator(NamedTuple):
     trims: float = 0.0
 
     def check(self, cohort: int) -> None:
-        """Check that a cohort is large enough for the rule to have an effect and its guarantee.
+        """Check that a cohort is large enough: the rule must have an effect, and its guarantee must hold.
 
         Raises:
           JaxpflError: if the cohort is smaller than the quorum, or a rule that trims would trim no client.
@@ -328,8 +328,8 @@ def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the meth
         return algorithm
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError(
-            f"aggregate = {aggregator.name} replaces a mean of uploads: leave it out, as the server of {method} uses "
-            "individual uploads"
+            f"aggregate = {aggregator.name} replaces a mean of uploads, but the server of {method} uses individual "
+            "uploads: leave out aggregate"
         )
     return algorithm._replace(
         server=_server(algorithm.server, rule, aggregator.quorum),
