@@ -198,11 +198,12 @@ def private(
     Args:
       components: number k of mixture components.
       sx2: variance of the samples.
-      radius: clipping norm of the means (`estimators.release.norm_radius`).
-      noise: noise multiplier of one step (`clustering.noise_multiplier`).
+      radius: clipping norm of the means, for example from `estimators.release.norm_radius`.
+      noise: noise multiplier of one step, for example from `clustering.noise_multiplier`.
       steps: number of steps T.
       reach: data-independent bound on the norm of the centers; by default ``radius``.
-      soft: whether memberships are soft as in EM, which is better for centers close to each other.
+      soft: whether a client is divided between the centers, as in EM, instead of belonging to the nearest one. This is
+        better if centers are close to each other.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Local, Local]:

@@ -1,7 +1,8 @@
 """Mechanisms that release a client's mean (exactly, quantized, or under local privacy), and clipping radii.
 
-A radius is a bound that the clients' means exceed with small probability. Every mechanism clips means to the radius.
-The radius therefore never affects privacy, only accuracy, because clipping a mean adds bias.
+A radius is a bound that the clients' means exceed with small probability. Every mechanism except `EXACT` clips means to
+the radius, so its privacy guarantee also holds for means beyond the radius. Only accuracy suffers, because clipping
+adds bias.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EXACT = Release(lambda key, mean: mean, 0.0, 32)
 
 
 def quantized(b: Scalar, bits: int) -> Release:
-    """Clip entries to [-b, b] and round them randomly to k bits (`jaxpfl.uploads.compression.quantizers`).
+    """Clip entries to [-b, b] and round them randomly to ``bits`` bits (`jaxpfl.uploads.compression.quantizers`).
 
     Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (23).
     """
@@ -78,7 +79,7 @@ def one_bit(b: Scalar, epsilon: Scalar) -> Release:
 
 
 def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
-    """Clip a number to [-b, b], round it randomly to k bits and add integer noise: a private and short message.
+    """Clip a number to [-b, b], round it randomly to ``bits`` bits and add integer noise: a private and short message.
 
     Formal guarantees: the release is (eps, delta)-LDP for one entry if the noise has the standard deviation
     ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; the module `privacy.discrete_gaussian` states the
@@ -102,8 +103,8 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 
     .. math:: b = r + \sqrt{variance}\; \Phi^{-1}\Big(1 - \frac{1}{m^2 n}\Big)
 
-    All m means lie in [-b, b] with probability at least 1 - 2/(mn). The paper's radius (Theorem 2) is :math:`r + (st +
-    s) \sqrt{\log(m^2 n)}`, `printed_radius`; in the exponent of the paper's tail bound, a factor of 2 is missing.
+    All m means lie in [-b, b] with probability at least 1 - 2/(mn). The radius in Theorem 2 of Ozkara et al. 2023 is
+    different (`printed_radius`), because a factor of 2 is missing in the exponent of the paper's tail bound.
 
     Args:
       r: bound on |mu|.
@@ -115,7 +116,9 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 
 
 def printed_radius(r: Scalar, st: Scalar, s: Scalar, clients: Scalar, samples: Scalar) -> Array:
-    """Theorem 2's radius b, from the standard deviations st and s = sx / sqrt(n).
+    """Radius b as printed in the paper: ``r + (st + s) sqrt(log(m^2 n))``, with the standard deviations st and s.
+
+    st is the standard deviation of the theta_i, and s = sx / sqrt(n).
 
     Implements: Ozkara et al. 2023, Theorem 2.
     """
@@ -127,14 +130,15 @@ def norm_radius(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples:
 
     .. math:: R = r + \sqrt{variance} \big( \sqrt{d} + \sqrt{2 \log(m^2 n)} \big)
 
-    All m means have a norm of at most R with probability at least 1 - 1/(mn), because a chi variable exceeds
-    sqrt(d) + t with probability at most exp(-t^2/2). Lemma 3 of the paper is looser; see `lemma_3`.
+    All m means have a norm of at most R with probability at least 1 - 1/(mn), because a chi variable exceeds sqrt(d) +
+    t with probability at most exp(-t^2/2). The radius in Lemma 3 of Ozkara et al. 2023 is larger; see `lemma_3`.
     """
     return r + jnp.sqrt(variance) * (jnp.sqrt(float(dim)) + jnp.sqrt(-2 * jnp.log(_tail(clients, samples))))
 
 
 def lemma_3(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar) -> Array:
-    """Lemma 3's radius ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``: valid, but looser than `norm_radius`.
+    """Radius of the paper's Lemma 3, ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``, larger than
+    `norm_radius`.
 
     Implements: Ozkara et al. 2023, Lemma 3; Ozkara et al. 2023, equations (43) to (45).
     """
@@ -142,5 +146,5 @@ def lemma_3(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Sca
 
 
 def _tail(clients: Scalar, samples: Scalar) -> Array:
-    """Tail probability 1 / (m^2 n), limited to below 1/2 for m = n = 1."""
+    """Tail probability 1 / (m^2 n), but at most 1/4, because it would be 1 for m = n = 1."""
     return jnp.minimum(1.0 / (jnp.asarray(clients, float) ** 2 * samples), 0.25)

@@ -66,9 +66,9 @@ def lora(
     """
     model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
     if model.statistics is not None and jax.tree.leaves(model.statistics.select(base)):
-        raise JaxpflError("lora: the model's running statistics (BatchNorm) would never be updated: use GroupNorm")
+        raise JaxpflError("lora never updates running statistics, but the model has some (BatchNorm): use GroupNorm")
     if rank < 1:
-        raise JaxpflError(f"lora: the rank must be >= 1, got {rank}")
+        raise JaxpflError(f"rank must be at least 1, got {rank}")
     whole = _fitting("trained", trained, frozen)
     matrices = {path: leaf for path, leaf in frozen.items() if leaf.ndim > 1 and path not in whole}
     kernels = {path: _sides(matrices[path].shape) for path in _fitting("at", at, matrices)}
@@ -110,7 +110,7 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
     patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            raise JaxpflError(f"lora: no parameter matches {option}={pattern!r} (available: {listed(paths, pattern)})")
+            raise JaxpflError(f"lora.{option}: no parameter matches {pattern!r} (parameters: {listed(paths, pattern)})")
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
 

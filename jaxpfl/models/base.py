@@ -54,7 +54,7 @@ class InitFn(Protocol):
 
 
 class Statistics(NamedTuple):
-    """Running statistics of a model: leaves of its parameters that training updates without a gradient.
+    """Functions for a model's running statistics: arrays among its parameters that training updates without a gradient.
 
     Attributes:
       selects: predicate that is true for the paths of running statistics.
@@ -164,7 +164,7 @@ def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredi
 
 
 def module_adapter(value: Any) -> Callable[[Any], Model] | None:
-    """Return the function that converts an instance of a library's module to a `Model`, or None for other values."""
+    """Return the function that converts a module to a `Model`; None if the value is not a module of a known library."""
     if isinstance(value, nn.Module):
         return from_linen
     # If a library has not been imported, the value cannot be an instance of its classes, so there is no need to import
@@ -257,7 +257,7 @@ class Task(NamedTuple):
 
     @property
     def statistics(self) -> Statistics | None:
-        """Running statistics of the model, or None if it has none."""
+        """Functions for the model's running statistics; None if the model has none."""
         found, wide = self.model.statistics, jax.dtypes.canonicalize_dtype(float).itemsize > 4
         if found is None:
             return None
@@ -292,7 +292,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
     if task.model.vocabulary is not None and not tokens:
-        raise JaxpflError("the model reads tokens, so inputs must be integers, but this data set's are not")
+        raise JaxpflError(f"inputs must be integers for a model of tokens, got dtype {input_dtype or 'float'}")
     return task
 
 
@@ -301,7 +301,7 @@ def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
 
     Args:
       task: task whose model returns one value per label of an example.
-      loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels, one value per example.
+      loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels that returns a value per example.
 
     Raises:
       JaxpflError: if the loss is unknown.
@@ -409,16 +409,14 @@ def start_from(task: Task, parameters: PyTree) -> Task:
     for path in wanted | given:
         here, there = (f"{np.shape(d[path])}" if path in d else "absent" for d in (given, wanted))
         if here != there:
-            raise JaxpflError(
-                f"the given parameters do not fit the model: {path!r} is {here} in them but {there} in the model"
-            )
+            raise JaxpflError(f"the given parameters do not fit the model: {path!r} must be {there}, got {here}")
         value = np.asarray(given[path])
         if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
-            raise JaxpflError(f"the given parameters must be numbers, but {path!r} is {value.dtype}")
+            raise JaxpflError(f"the given parameters must be numbers, got {value.dtype} for {path!r}")
         with np.errstate(over="ignore"):  # values that overflow become infinite, and are refused below
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
-            raise JaxpflError(f"the given parameters must be finite, but {path!r} contains a NaN or infinite value")
+            raise JaxpflError(f"the given parameters must be finite, got a NaN or infinite value in {path!r}")
     tree = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
     return task._replace(model=task.model._replace(init=lambda key, x: jax.tree.map(jnp.asarray, tree)))
 
@@ -428,7 +426,7 @@ class Affine:
     """`Model.apply` of a linear model with parameters {"head": {"kernel": [F, K], "bias": [K]}}, on flattened inputs.
 
     Attributes:
-      plain: the function that computes the predictions, with all four arguments.
+      plain: the function that computes the predictions, with the four arguments of `Model.apply`.
     """
 
     plain: Callable[..., Array]
@@ -445,7 +443,7 @@ class Half:
     noise are computed in the parameters' dtype.
 
     Attributes:
-      plain: original function, with all four arguments.
+      plain: the original function, with the four arguments of `Model.apply`.
     """
 
     plain: Callable[..., Array]
@@ -464,7 +462,7 @@ def in_bfloat16(task: Task) -> Task:
     """
     if task.statistics is not None:
         raise JaxpflError(
-            "precision = bfloat16 rounds away small updates of running statistics (BatchNorm): use float32"
+            "precision must be float32 with running statistics (BatchNorm), got bfloat16, which loses small updates"
         )
     return task._replace(model=task.model._replace(apply=Half(task.model.apply)))
 

@@ -25,8 +25,9 @@ from jaxpfl.core.types import Array
 def project(kernel: Array, x: Array) -> Array:
     """Product ``kernel^T x``, [O, X], of a kernel [P, O] and features-first inputs [P, X].
 
-    The custom gradients are equal to the automatic gradients, but use faster matrix products: ``x g^T`` of shape [P, O]
-    (instead of the transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is large and O small.
+    The custom gradients are equal to the automatic gradients, but use faster matrix products. Let g be the gradient
+    with respect to the product. If X is large and O small, XLA's CPU kernels compute ``x g^T``, [P, O], twice as fast
+    as its transpose ``g x^T``, [O, P].
     """
     return _project(kernel, x)
 
@@ -53,9 +54,10 @@ project.defvjp(_project_fwd, _project_bwd)
 def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
     """Convolution y [O, h, w, N] of x [C, H, W, N] with a kernel [k, k, C, O]; strides and padding are as in ``lax``.
 
-    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], with zeros around x for SAME.
+    With s = ``stride``, y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n].
 
-    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s); if the number of zeros is odd, the extra zero is at the end.
+    VALID: the height of y is (H - k) // s + 1. SAME: x is surrounded by zeros, and the height of y is ceil(H / s); if
+    the number of zeros along an axis is odd, the extra zero is at the end.
     """
     k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
     if padding == "SAME":
@@ -113,22 +115,23 @@ _max_of_four.defvjp(_max_and_first, _max_of_four_bwd)
 
 
 def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
-    """``relu(max_pool(conv(x, kernel)) + bias)``.
+    """``relu(max_pool(conv(x, kernel)) + bias)``, [O, (H-k+1)//2, (W-k+1)//2, N].
 
-    [C, H, W, N], [k, k, C, O], [O] -> [O, (H-k+1)//2, (W-k+1)//2, N].
+    The arguments have the shapes [C, H, W, N], [k, k, C, O] and [O].
 
     The result is equal to ``max_pool(relu(conv(x, kernel) + bias))``, in which pooling is last: adding a bias and
     applying relu are monotone, so both operations commute with the maximum. The gradients are also equal, in exact
-    arithmetic. Where the result is positive, both orders have the same first maximum: a common bias keeps order and
-    ties, and relu changes only values that are not positive. Where the result is zero, both orders have zero gradient
-    (``jax.nn.relu`` has slope 0 at 0). In floating point, adding the bias may round two different values to the same
-    value, and the first maximum can then differ.
+    arithmetic. Where the result is positive, both formulas have the same first maximum: adding the same bias to all
+    values keeps their order and ties, and relu changes only values that are not positive. Where the result is zero,
+    both gradients are zero (``jax.nn.relu`` has slope 0 at 0). In floating point, adding the bias may round two
+    different values to the same value, and the first maximum can then differ.
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
     patch with stride 2. The kernel matrix, [(k+1)^2 C, 4 O], contains four zero-padded copies of the kernel, one for
-    each shift by 0 or 1 along the two axes. For k = 5, there are 1.44 times as many multiplications, the matrix of
-    patches has 0.36 times as many entries, and pooling reads four contiguous blocks. On a CPU, this form was measured
-    to be a fifth to a third faster than pooling the plain convolution for 1 to 6 channels, and not slower for 64.
+    each shift by 0 or 1 along the two axes. For k = 5, this form has 1.44 times as many multiplications as the plain
+    convolution, its matrix of patches has 0.36 times as many entries, and pooling reads four contiguous blocks. On a
+    CPU, this form was measured to be a fifth to a third faster than pooling the plain convolution for 1 to 6 channels,
+    and not slower for 64.
     """
     return _max_bias_relu(_windows(x, kernel), bias)
 
@@ -182,7 +185,7 @@ def _window_kernel(kernel: Array) -> Array:
 
 
 def _plane_sizes(size: int, k: int) -> tuple[int, int]:
-    """Return the pooled size along one input axis, and the size of each of its two parity planes."""
+    """Return the pooled size of an input axis, and the size of the planes of its even and of its odd entries."""
     pooled = (size - k + 1) // 2
     return pooled, pooled + k // 2
 
@@ -231,7 +234,7 @@ _window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
 
 
 def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
-    """Shift slice t by t // 2 along `axis` within `size` entries, and add it to plane t % 2; return both planes."""
+    """Add slice t to plane t % 2, shifted by t // 2 along `axis`; return both planes, of length `size`."""
 
     def place(t: int) -> Array:
         widths = [(0, 0)] * slices[t].ndim

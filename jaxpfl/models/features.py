@@ -1,7 +1,7 @@
-"""Features of a model (the inputs of its head), found in the traced program ``Model.apply``.
+"""Features of a model (the inputs of its head), found by tracing `Model.apply`.
 
-The program is cut where the parameters of the head (`Model.head`) are first combined with the data. Models from every
-library can be cut if their head reads a single array from the body (see `halves`).
+The traced program is cut where the parameters of the head (`Model.head`) are first combined with the data. Models from
+every library can be cut if their head reads a single array from the body (see `halves`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Halves(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A model's program as a flat list of operations, and the program's variable with the features."""
+    """A model's program as a flat list of operations, and the variable of this program that holds the features."""
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -62,7 +62,7 @@ def halves(method: str, task: Task) -> Halves:
     """
     if task.counted is not None:
         raise JaxpflError(
-            f"{method} compares features of examples, but the task {task.kind!r} has features at each position"
+            f"{method} requires a task with one prediction per example, got {task.kind!r}, with one per position"
         )
     params = jax.eval_shape(task.init, jax.random.key(0))
     # Trace with two batch sizes, to find the axis of the examples: its length depends on the batch size.
@@ -70,7 +70,7 @@ def halves(method: str, task: Task) -> Halves:
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
         raise JaxpflError(
-            f"{method} requires a head that reads one row per example, but this model's reads the shape {few}"
+            f"{method} requires a head that reads one row per example, got one that reads the shape {few}"
         )
     (axis,) = axes
     shape = few[:axis] + few[axis + 1 :]
@@ -98,23 +98,23 @@ def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bo
     """Trace the program for a batch, and find where the head begins."""
     is_head = task.model.head
     if is_head is None:
-        raise JaxpflError(f"{method} requires a model that names its head (Model.head), but this one names none")
+        raise JaxpflError(f"{method} requires a model that names its head, got one without Model.head")
     numbered = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
     own, rest = map(jax.tree.leaves, trees.split_by_path(numbered, is_head))
     if not rest:
-        raise JaxpflError(f"{method} requires a model with a body, but this one's head is the whole model")
+        raise JaxpflError(f"{method} requires a model with a body, got one whose head is the whole model")
     flat = _traced(task, params, x, key, train)
     inputs = flat.jaxpr.invars
     kinds = dict.fromkeys(inputs, _DATA) | {inputs[i]: _BODY for i in rest} | {inputs[i]: _HEAD for i in own}
     read = _read_with_data(flat.jaxpr, kinds)
     if len(read) != 1 or read[0] in inputs:
         what = "nothing of it" if not read else "the inputs" if len(read) == 1 else f"{len(read)} arrays"
-        raise JaxpflError(f"{method} requires a head that reads one array of the body, but this model's reads {what}")
+        raise JaxpflError(f"{method} requires a head that reads one array of the body, got one that reads {what}")
     return _Cut(flat.jaxpr, flat.consts, read[0])
 
 
 def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
-    """Return the variables that depend on data but not on the head, and that an operation combines with the head."""
+    """Return the variables that depend on data but not on the head, and that the head's first operations read."""
     read: dict[Any, None] = {}
     for eqn in jaxpr.eqns:
         operands = [var for var in eqn.invars if not isinstance(var, core.Literal)]

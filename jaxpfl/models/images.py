@@ -63,7 +63,7 @@ def linear(num_classes: int) -> Model:
 
 
 class MLP(nn.Module):
-    """Dense layers with relu between them: inputs [N, ...], which are flattened, give logits [N, num_classes].
+    """Dense layers with relu between them. Inputs [N, ...] are flattened, and outputs are logits [N, num_classes].
 
     If ``norm`` is "layer" (Ba et al. 2016, "Layer Normalization") or "batch", each hidden layer is normalized before
     its relu.
@@ -87,15 +87,15 @@ class MLP(nn.Module):
 
 
 def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer", "batch"] | None = None) -> Model:
-    """Build a perceptron with the given hidden widths; PersFL's MNIST network (784-100-10) has ``(100,)``."""
+    """Build a perceptron with the given hidden widths, such as ``(100,)`` for PersFL's MNIST network."""
     return from_linen(MLP(num_classes, check_widths(hidden), norm), is_head, norm and is_norm)
 
 
 class CNN(nn.Module):
-    """Convolution, relu and max-pool for each of `filters`, and dense layers with relu: logits [N, num_classes].
+    """Convolution, relu and max-pool for each of `filters`, and then dense layers with relu.
 
-    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside the network, the batch is the last dimension. As in
-    PyTorch, features are flattened in the order (C, H, W).
+    Inputs are [N, H, W, C], or [N, H, W] for one channel. Outputs are logits [N, num_classes]. Inside the network, the
+    batch is the last dimension. As in PyTorch, features are flattened in the order (C, H, W).
 
     If ``norm`` is "group" (two groups) or "batch", a normalization replaces the bias of each convolution.
     """
@@ -217,7 +217,7 @@ def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
       JaxpflError: if no n of at least 1 gives this depth.
     """
     if depth < 8 or depth % 6 != 2:
-        raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")
+        raise JaxpflError(f"depth of a CIFAR ResNet must be 8, 14, 20, ... (6 n + 2), got {depth}: or use resnet18")
     return from_linen(ResNet(num_classes, CIFAR_WIDTHS, (depth - 2) // 6, batch), is_head, is_norm)
 
 

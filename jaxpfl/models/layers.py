@@ -4,9 +4,9 @@ Kernels and biases are initialized uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)
 converted to the parameters' dtype, so layers with float64 parameters compute in float64.
 
 Group and layer normalization are functions of a single example, with ordinary parameters. Batch normalization (Ioffe
-and Szegedy 2015, "Batch Normalization") also has running statistics (`modules`). If batches are small or clients have
-few classes, these statistics differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized
-Machine Learning", who use group normalization instead).
+and Szegedy 2015, "Batch Normalization") also has running statistics; see `modules`. If batches are small or clients
+have few classes, these statistics differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of
+Decentralized Machine Learning", who use group normalization instead).
 """
 
 from __future__ import annotations

@@ -117,9 +117,10 @@ def bernoulli_divergence(teacher: Array, student: Array) -> Array:
 def class_divergence(teacher: Array, student: Array) -> Array:
     """Divergence ``KL(softmax(teacher) || softmax(student))`` of each example.
 
-    The gradients for the logits are ``q - p`` (student) and ``p (log p - log q - KL)`` (teacher), with p =
-    softmax(teacher) and q = softmax(student); the rows of both gradients sum to zero. The gradients are implemented
-    explicitly, because automatic differentiation of the formula compiles to three times as many kernels.
+    Let p = softmax(teacher) and q = softmax(student). The gradient with respect to the student's logits is ``q - p``,
+    and with respect to the teacher's logits ``p (log p - log q - KL)``. The rows of both gradients sum to zero. The
+    gradients are implemented explicitly, because automatic differentiation of the formula compiles to three times as
+    many kernels.
 
     Args:
       teacher, student: logits, [n, classes].

@@ -207,7 +207,7 @@ def test_fit_starts_from_a_tree(flat):
     server = result.state.server
     found = [leaf for leaf in jax.tree.leaves(server) if leaf.shape == (1, 64, 10)]
     np.testing.assert_array_equal(found[0][0], given["head"]["kernel"])
-    with pytest.raises(JaxpflError, match=r"'dense0/bias' is absent in them but \(64,\) in the model"):
+    with pytest.raises(JaxpflError, match=r"'dense0/bias' must be \(64,\), got absent"):
         jaxpfl.fit("fedavg", federation, model="mlp", warm_start=given)
 
 

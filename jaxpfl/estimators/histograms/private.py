@@ -257,7 +257,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
 
 
 class MeanEstimate(NamedTuple):
-    """Estimate of the mean histogram from several releases: values and precisions (inverse noise variances), [d] each."""
+    """Estimate of the mean histogram from several releases: values and precisions (inverse variances), [d] each."""
 
     value: Array
     precision: Array
