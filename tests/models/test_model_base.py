@@ -196,7 +196,7 @@ REFUSED = {
         of_pair(pooled),
         "it requires a head that reads one row per example, got one that reads the shape (4,)",
     ),
-    "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "this model's reads nothing of it"),
+    "unused": (of_pair(lambda params, x: x @ params["body"][:, :CLASSES]), "got one that reads nothing of it"),
 }
 
 
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_cut_is_refused(name):
 
 def test_a_head_that_reads_the_inputs_is_refused():
     model = of_pair(lambda params, x: x @ (params["body"] @ params["head"]))
-    with pytest.raises(JaxpflError, match="this model's reads the inputs"):
+    with pytest.raises(JaxpflError, match="got one that reads the inputs"):
         halves("it", task_of(model))
 
 
@@ -269,10 +269,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (started(head_bias=np.full(3, 1e300)), "must be finite, got a NaN or infinite value in 'head/bias'"),
         (started(head_bias=np.array(list("abc"))), "must be numbers, got <U1 for 'head/bias'"),
         (adapted(rank=0), "rank must be at least 1, got 0"),
-        (
-            adapted(at="dense1/*"),
-            r"lora.at: no parameter matches 'dense1/\*' \(parameters: dense0/kernel, head/kernel\)",
-        ),
+        (adapted(at="dense1/*"), r"lora.at: no parameter matches 'dense1/\*' \(parameters: dense0/kernel, head/k"),
         (adapted(trained="tail/*"), r"lora.trained: no parameter matches 'tail/\*'"),
         (adapted(at="head/*", personal="trained/*"), "parameters: adapters/head/kernel/a, adapters/head/kernel/b"),
         (lambda: resolve("huber:delta=0"), "huber:delta must be > 0, got 0"),
