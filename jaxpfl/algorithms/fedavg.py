@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from flax import struct
 
-from jaxpfl.algorithms.parts import fine_tuning
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
-from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.local_work import LocalWork, fine_tuned, fine_tuning, fine_tuning_steps, gradients, sgd
 from jaxpfl.algorithms.parts.servers import averaging_server, increment, normalized, trained_part, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
@@ -71,7 +70,7 @@ def fedavg_ft(
     Raises:
       JaxpflError: if a number of steps or epochs is negative, or under the conditions of `fedavg`.
     """
-    tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
+    tuning = fine_tuning("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)
     return _fednova("fedavg-ft", algorithm, task, work) if fednova else algorithm
 
@@ -105,14 +104,14 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
         given = (tuning, task, key, hp, ctx, splits.train)
-        return fine_tuning.fine_tuned(*given, message.shared, work.steps)
+        return fine_tuned(*given, message.shared, work.steps)
 
     client = Client(
         init=lambda key, hp, ctx, message: (),
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
+        gradients=gradients(work.steps, personalize=fine_tuning_steps(tuning)),
     )
     algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
     return with_server_optimizer(algorithm, work.server_optimizer)

@@ -24,9 +24,8 @@ from typing import NamedTuple
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts import fine_tuning
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.local_work import LocalWork, fine_tuned, fine_tuning, fine_tuning_steps, gradients, sgd
 from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
 from jaxpfl.algorithms.parts.split_models import head_and_body, part_task
 from jaxpfl.core import trees
@@ -72,7 +71,7 @@ def fedbabu(
     Raises:
       JaxpflError: if the model has no head or no body, a number of steps or epochs is negative, or the part is unknown.
     """
-    tuning = fine_tuning.planned("fedbabu", work, fine_tune_steps, fine_tune_epochs)
+    tuning = fine_tuning("fedbabu", work, fine_tune_steps, fine_tune_epochs)
     if fine_tune not in PARTS:
         raise unknown_name("fedbabu.fine_tune", fine_tune, PARTS)
     split = head_and_body("fedbabu", task)
@@ -91,10 +90,10 @@ def fedbabu(
     ) -> PyTree:
         given, factor = (key, hp, ctx, splits.train), hp.fine_tune_factor
         if fine_tune == "all":
-            return fine_tuning.fine_tuned(tuning, task, *given, message.shared, work.steps, factor)
+            return fine_tuned(tuning, task, *given, message.shared, work.steps, factor)
         head, body = split(message.shared)
         mine, rest = (head, body) if fine_tune == "head" else (body, head)
-        tuned = fine_tuning.fine_tuned(tuning, part_task(task, rest), *given, mine, work.steps, factor)
+        tuned = fine_tuned(tuning, part_task(task, rest), *given, mine, work.steps, factor)
         return trees.merge(tuned, rest)
 
     client = Client(
@@ -102,7 +101,7 @@ def fedbabu(
         update=update,
         personalize=personalize,
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
+        gradients=gradients(work.steps, personalize=fine_tuning_steps(tuning)),
     )
 
     def server_init(key: Key, hp: FedBABUHyper, ctx: ServerContext) -> Halves:

@@ -198,8 +198,8 @@ def _trigamma_inverse(value: Scalar) -> Array:
     value = jnp.clip(value, 1e-7, 1e7)
 
     def step(_: Array, y: Array) -> Array:
-        at = _trigamma(y)
-        return y + at * (1 - at / value) / _tetragamma(y)
+        at, slope = jax.jvp(_trigamma, (y,), (jnp.ones_like(y),))
+        return y + at * (1 - at / value) / slope
 
     return jax.lax.fori_loop(0, _STEPS, step, 0.5 + 1 / value)
 
@@ -209,10 +209,3 @@ def _trigamma(x: Array) -> Array:
     y = x + _FAR
     far = 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5) + 1 / (42 * y**7) - 1 / (30 * y**9)
     return sum((1 / (x + k) ** 2 for k in range(_FAR)), far)
-
-
-def _tetragamma(x: Array) -> Array:
-    """Derivative of the trigamma function, by the same recurrence and series."""
-    y = x + _FAR
-    far = -1 / y**2 - 1 / y**3 - 1 / (2 * y**4) + 1 / (6 * y**6) - 1 / (6 * y**8) + 3 / (10 * y**10)
-    return sum((-2 / (x + k) ** 3 for k in range(_FAR)), far)

@@ -265,11 +265,9 @@ def _run_method(
             interrupt.saves = True  # the first call compiles, and Ctrl-C then ends the process immediately
             if observe is not None:
                 histories.append(history)
-            of_rounds = history if uplink is None else uplink.along(history)
-            write([
-                {"kind": "round", "method": name, "round": done + t + 1, **{k: v[:, t] for k, v in of_rounds.items()}}
-                for t in range(length)
-            ])  # fmt: skip
+            history = history if uplink is None else uplink.along(history)
+            by_round = [{metric: values[:, t] for metric, values in history.items()} for t in range(length)]
+            write([{"kind": "round", "method": name, "round": done + t} | one for t, one in enumerate(by_round, 1)])
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)

@@ -1,4 +1,4 @@
-"""Local training of one client in a round: steps on mini-batches of its own examples."""
+"""Local training of one client: steps on mini-batches of its own examples, in a round or for fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import optax
 
 from jaxpfl.algorithms.parts import linear_kernel, optimizers
 from jaxpfl.algorithms.parts.augmentation import Augmentation
+from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.optimizers import Descent, Optimizer, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
 from jaxpfl.core import trees
@@ -429,3 +430,49 @@ def sgd(
     more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
     end, metrics = train(work, task, key, ctx, data, optimizer, start, **more)
     return end.params, metrics
+
+
+def fine_tuning(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:
+    """Return the local work of fine-tuning, or None if fine-tuning has no steps.
+
+    Args:
+      method: the method's name, for errors.
+      work: local work in a round.
+      steps: the option ``fine_tune_steps``.
+      epochs: the option ``fine_tune_epochs``. If 0, ``steps`` is used; otherwise ``steps`` is ignored.
+
+    Raises:
+      JaxpflError: if ``steps`` or ``epochs`` is negative.
+    """
+    for name, value in (("fine_tune_steps", steps), ("fine_tune_epochs", epochs)):
+        if value < 0:
+            raise JaxpflError(f"{method}.{name} must be >= 0, got {value}")
+    if epochs:
+        return work.replace_epochs(epochs)
+    return replace(work, steps=steps, epochs=None) if steps else None
+
+
+def fine_tuning_steps(tuning: LocalWork | None) -> int | LocalEpochs:
+    """Number of fine-tuning steps; a `LocalEpochs` if the number depends on the client's number of examples."""
+    return 0 if tuning is None else tuning.own_steps or tuning.steps
+
+
+def fine_tuned(
+    tuning: LocalWork | None,
+    task: Task,
+    key: Key,
+    hp: SgdHyper,
+    ctx: ClientContext,
+    data: ClientData,
+    params: PyTree,
+    round_steps: int,
+    factor: Scalar = 1.0,
+) -> PyTree:
+    """Return the parameters after fine-tuning from ``params``, or ``params`` if fine-tuning has no steps.
+
+    The learning rate is ``factor`` times the learning rate of the last round, which had ``round_steps`` local steps.
+    """
+    if tuning is None:
+        return params
+    rate = factor * hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
+    return sgd(tuning, task, key, ctx, data, params, rate=rate, weight_decay=hp.weight_decay)[0]
