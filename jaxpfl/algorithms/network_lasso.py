@@ -80,9 +80,7 @@ class NetworkHyper(SgdHyper):
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
     rho: Scalar = hyper(
-        1.0,
-        "initial penalty of ADMM (the paper's value times the rate); affects how fast ADMM converges",
-        positive=True,
+        1.0, "initial penalty of ADMM (lr times the paper's value); affects how fast ADMM converges", positive=True
     )
 
 
