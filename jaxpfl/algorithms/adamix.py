@@ -40,7 +40,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
       components: number k of mixture components, at most the number of clients in a round. With more centers than
         models, each center would fit a single model with the smallest allowed variance.
       em_steps: number of EM steps in a round.
-      scaling: whether f_i is the "sum" of the losses or their "mean".
+      scaling: definition of a client's loss f_i: the "sum" of its examples' losses, or their "mean".
 
     Raises:
       JaxpflError: if there is no component, if the privacy mechanism is not central noise with a fixed clipping norm,

@@ -125,7 +125,7 @@ def adaped_plus(
     """AdaPeD-plus: AdaPeD with a global model mu trained on labels, and personal models fine-tuned from mu.
 
     The personalized model theta_i is fine-tuned from mu or, with ``keep``, from the model that the client keeps. The
-    global model is mu.
+    global model is mu. The scale psi is learned; a distillation term in the loss has the weight 1 / (2 psi).
 
     Args:
       task: the model and its loss.
@@ -142,8 +142,7 @@ def adaped_plus(
       normalize: whether to multiply theta's gradient by a = 2 psi / (1 + 2 psi).
       gate: whether to multiply the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, with
         K classes.
-      idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains a kept theta alone
-        (Algorithm 7).
+      idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains a kept theta alone.
 
     Raises:
       JaxpflError: if a number is negative, the start is unknown, ``start`` or ``idle_rounds`` is set without ``keep``,

@@ -42,7 +42,7 @@ from jaxpfl.models import Task
 
 @struct.dataclass
 class APFLHyper(AveragingHyper):
-    """Hyper-parameters of APFL; ``lr`` is the learning rate of w."""
+    """Hyper-parameters of APFL; ``lr`` is the learning rate of w, a client's copy of the global model."""
 
     alpha_init: Scalar = hyper(0.5, "initial alpha, the weight of the client's own model in the mixture", high=1.0)
     lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)
@@ -55,8 +55,8 @@ class Own(NamedTuple):
     Attributes:
       v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: a pair: the client's w at the end of the last round in which it took part, and a flag, [], that is 0 before the
-        client's first round and 1 afterwards. If clients do not keep w, it is ().
+      w: a pair: the client's copy of the global model at the end of the last round in which it took part, and a flag,
+        [], that is 0 before the client's first round and 1 afterwards. If clients do not keep this copy, w is ().
     """
 
     v: PyTree

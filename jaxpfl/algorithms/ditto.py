@@ -28,9 +28,9 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class DittoHyper(AveragingHyper):
-    """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w.
+    """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w, the client's copy of the global model.
 
-    In the paper's experiments, lambda is 0.05, 0.1 or 0.2, and sometimes as large as 2.
+    In the paper's experiments, lambda (``lam``) is 0.05, 0.1 or 0.2, and sometimes as large as 2.
     """
 
     lam: Scalar = hyper(0.1, "weight of the penalty (lam/2) |v - mu|^2 on the personal model v")
@@ -45,7 +45,8 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      personal_steps: number s of steps on v_i in a round; 0 for as many steps as on w, on the same mini-batches.
+      personal_steps: number s of steps on v_i in a round; 0 for as many steps as on the copy of mu, on the same
+        mini-batches.
 
     Raises:
       JaxpflError: if ``personal_steps`` is negative.

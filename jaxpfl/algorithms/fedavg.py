@@ -32,7 +32,7 @@ class FedProxHyper(AveragingHyper):
 
 
 def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
-    """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
+    """FedAvg: local SGD steps from the global model, then the mean weighted by the numbers of training examples.
 
     The global model is mu, which is also every client's personalized model.
 
@@ -54,7 +54,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
 def fedavg_ft(
     task: Task, work: LocalWork, *, fine_tune_steps: int = 60, fine_tune_epochs: int = 0, fednova: bool = False
 ) -> Algorithm:
-    """FedAvg+: FedAvg, followed by ``fine_tune_steps`` SGD steps on each client, starting from mu.
+    """FedAvg+: FedAvg, followed by ``fine_tune_steps`` SGD steps on each client, starting from the global model mu.
 
     Fine-tuning uses the learning rate of the last round. The personalized model is mu after fine-tuning. The global
     model is mu.
@@ -78,7 +78,8 @@ def fedavg_ft(
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
     """FedProx: local steps on ``f_i(w) + (prox/2) |w - mu|^2`` with mu fixed in the round, then the uniform mean.
 
-    The global model is mu, which is also every client's personalized model.
+    Here f_i is the client's loss, and w is the model in training. The global model is mu, which is also every client's
+    personalized model.
     """
     return _averaging(task, work, proximal=True)
 

@@ -56,7 +56,8 @@ def fedbabu(
 ) -> Algorithm:
     """FedBABU: federated training of the body under a fixed head, then fine-tuning.
 
-    The personalized model is (phi, h) after fine-tuning. The global model is (phi, h), with the random head.
+    The global model consists of the trained body phi and the random head h. The personalized model is the global model
+    after fine-tuning.
 
     Every message contains the head, because clients keep no state. Uploads contain only the body.
 

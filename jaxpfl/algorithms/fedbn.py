@@ -34,8 +34,8 @@ from jaxpfl.support.errors import JaxpflError
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
     """FedBN: FedAvg in which each client keeps its own normalization layers.
 
-    The personalized model is (mu, nu_i), where nu_i are the client's normalization layers. There is no global model,
-    because mu lacks these layers.
+    The personalized model consists of mu, the parameters that all clients share, and nu_i, the client's normalization
+    layers. There is no global model, because mu lacks these layers.
 
     New clients start with the initial normalization parameters and statistics. If the model does not name its
     normalization layers, the layers with running statistics are personal.

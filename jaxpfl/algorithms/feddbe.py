@@ -81,9 +81,11 @@ class Personal(NamedTuple):
 def feddbe(task: Task, work: LocalWork) -> Algorithm:
     """FedDBE: FedAvg with a personal shift of the features, which removes each client's bias from the shared model.
 
-    The personalized model is h(f(x) + v_i). The global model is h(f(x)), without a shift.
+    With the features f, the head h and the client's shift v_i, the personalized model is h(f(x) + v_i). The global
+    model is h(f(x)), without a shift.
 
-    The metric ``mean_distance`` is the squared distance from the moving mean to the global mean, divided by 2 F.
+    The metric ``mean_distance`` is the squared distance between the moving mean and the global mean of the F features,
+    divided by 2 F.
 
     Args:
       task: any task whose model declares its head.

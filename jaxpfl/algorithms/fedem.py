@@ -56,9 +56,10 @@ class Mixture(NamedTuple):
 def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     """FedEM: k models that all clients train together, and that each client mixes with its own proportions.
 
-    Each round, a client computes its responsibilities and mixture proportions once, and then takes tau
-    responsibility-weighted steps on every component. The personalized model mixes the components' predictions with the
-    client's proportions from its last round (uniform before the first round). There is no global model.
+    In each round, a client first computes the components' responsibilities for its examples, and its mixture
+    proportions. It then takes local steps on every component, with the examples weighted by the responsibilities. The
+    personalized model mixes the components' predictions with the client's proportions from its last round (uniform
+    before the first round). There is no global model.
 
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
@@ -76,8 +77,8 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:
         raise JaxpflError(
-            f"fedem mixes densities, but the loss of the task {task.kind!r} is not a negative log-likelihood: use "
-            "squared, poisson, or the logistic loss of binary and multilabel tasks"
+            f"fedem mixes densities, but the loss of the task {task.kind!r} is not a negative log-likelihood: use the "
+            "squared or the poisson loss, or a binary or multilabel task"
         )
     if task.has_classes and task.num_classes < 2:
         raise JaxpflError(f"fedem mixes class probabilities: it requires at least 2 classes, got {task.num_classes}")

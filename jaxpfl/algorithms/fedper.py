@@ -19,7 +19,7 @@ from jaxpfl.models import Task
 
 
 def fedper(task: Task, work: LocalWork) -> Algorithm:
-    """FedPer: tau SGD steps on body and head together, then a mean of the bodies weighted by numbers of examples.
+    """FedPer: local SGD steps on body and head together, then a mean of the bodies weighted by numbers of examples.
 
     The personalized model is the server's body with the client's own head. There is no global model.
 

@@ -48,7 +48,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
     Args:
       task: task whose model is split into body and head.
       work: the local work in a round.
-      head_steps: number of steps on the head; 0 for ``tau - body_steps``.
+      head_steps: number of steps on the head; 0 for ``tau - body_steps``, where tau is the number of local steps in a
+        round.
       body_steps: number of steps on the body; 0 for ``tau - head_steps``. If ``head_steps`` and ``body_steps`` are 0,
         half of the tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps``
         steps, independently of tau. With local work in epochs, each client divides its own number of steps in the same

@@ -31,7 +31,7 @@ from jaxpfl.priors import distillation
 
 @struct.dataclass
 class FMLHyper(AveragingHyper):
-    """Hyper-parameters of FML; ``lr`` is the learning rate of theta.
+    """Hyper-parameters of FML; ``lr`` is the learning rate of theta, the personal model.
 
     With alpha = beta = 0.25, as in Ozkara et al. 2023, distillation dominates. The defaults were the best on held-out
     examples of three data sets (``benchmarks/defaults.py``).

@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalized model: the global model, the stored examples, and lambda_i, []."""
+    """Personalized model: the global model, the stored examples, and the weight lambda_i of the votes, []."""
 
     model: PyTree
     memory: Memory
@@ -69,7 +69,8 @@ class Personal(NamedTuple):
 def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     """kNN-Per: FedAvg, then predictions interpolated with the votes of a client's nearest training examples.
 
-    The personalized model is the interpolation. The global model is FedAvg's w.
+    The personalized model is the interpolation, in which the votes have the weight lambda_i. The global model is
+    FedAvg's w.
 
     If a client may take no steps to adapt (a step limit of 0), lambda_i is zero. Each personalized model stores as many
     feature vectors as the largest client has training examples.
@@ -119,7 +120,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         return total / jnp.maximum(kernel.sum(axis=1, keepdims=True), 1)
 
     def chosen(hp: KnnPerHyper, memory: Memory, logs: Array, params: PyTree, splits: Splits) -> Array:
-        """Choose the lambda_i with the largest likelihood, []; in a tie, the smallest."""
+        """Choose the weight lambda_i with the largest likelihood, []; in a tie, the smallest."""
 
         def likelihoods(near: Array, logs: Array, y: Array, valid: Array) -> Array:
             of_class = jax.nn.one_hot(y, task.num_classes)

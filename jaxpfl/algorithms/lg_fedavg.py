@@ -26,7 +26,7 @@ from jaxpfl.models import Task
 
 
 def lg_fedavg(task: Task, work: LocalWork) -> Algorithm:
-    """LG-FedAvg: tau SGD steps on body and head together, then a mean of the heads weighted by numbers of examples.
+    """LG-FedAvg: local SGD steps on body and head together, then a mean of the heads weighted by numbers of examples.
 
     The personalized model is the client's own body with the server's head. There is no global model.
 

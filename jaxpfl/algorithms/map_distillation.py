@@ -47,7 +47,7 @@ def map_kd(
         square for |p - q|^2.
       exact: whether to use the exact normalizer of the prior's density instead of the paper's term log(2 psi) / 2; only
         for kd.
-      scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
+      scaling: definition of a client's loss f_i: the "sum" of its examples' losses or, as in AdaPeD, their "mean".
 
     Raises:
       JaxpflError: if the distance or the scaling is unknown, ``exact`` is set with a distance other than kd, or the

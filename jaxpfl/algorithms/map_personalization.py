@@ -107,7 +107,7 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
       task, work: task and local work, as in `map_personalization`, which raises the same errors.
       estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
         uploaded models.
-      scaling: definition of f_i, the "sum" of the losses or their "mean".
+      scaling: definition of a client's loss f_i: the "sum" of its examples' losses, or their "mean".
     """
 
     def prior(hp: MapHyper) -> Prior:
@@ -125,7 +125,7 @@ def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scal
       task, work: task and local work, as in `map_personalization`, which raises the same errors.
       estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
         uploaded models.
-      scaling: definition of f_i, the "sum" of the losses or their "mean".
+      scaling: definition of a client's loss f_i: the "sum" of its examples' losses, or their "mean".
     """
 
     def prior(hp: MapHyper) -> Prior:
@@ -156,7 +156,7 @@ def map_personalization(
         fields.
       estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
         ``Prior.fit`` to the uploaded models.
-      scaling: definition of f_i, the "sum" of the losses or their "mean".
+      scaling: definition of a client's loss f_i: the "sum" of its examples' losses, or their "mean".
       each: number of gradients that a step computes: one for theta, and one more if ``Prior.descend`` also
         differentiates a model (see `Gradients`).
 

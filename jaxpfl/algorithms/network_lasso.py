@@ -130,8 +130,9 @@ def network_lasso(
 ) -> Algorithm:
     """Network lasso: personal models with a penalty on the differences between neighbors in a graph of the clients.
 
-    The personalized model is M x + N z_n. The global model is x. If any parameter is personal, there is no global
-    model.
+    The personalized model of client n is M x + N z_n: x are the shared parameters, z_n are the client's own, and the
+    matrices M and N place them in the model. If no parameter is personal, the global model is x; otherwise there is
+    none.
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` (each divided by

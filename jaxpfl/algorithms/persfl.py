@@ -82,7 +82,7 @@ class Teacher(NamedTuple):
 
 
 class Student(NamedTuple):
-    """Personalized model, and the lambda and T with which it was distilled, both [].
+    """Personalized model, and the imitation weight lambda and temperature T with which it was distilled, both [].
 
     Reference: Divi et al. 2021, Table 5; Divi et al. 2021, Figures 3 to 8.
     """
@@ -114,10 +114,10 @@ def persfl(
 
     Args:
       task: a classification task, or a task with a distance between predictions.
-      work: the local work in a round of stage 1.
-      distill_steps: number of steps in stage 2.
-      temperatures: values of T in the grid.
-      imitations: values of lambda in the grid.
+      work: the local work in a round of stage 1, which is FedAvg.
+      distill_steps: number of steps in stage 2, the distillation.
+      temperatures: temperatures T in the grid of students.
+      imitations: imitation weights lambda in the grid.
       teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
         paper's ablation).
       stored: maximum number of earlier global models that the server keeps for new clients, at least 2; 0 to keep none.
@@ -157,9 +157,9 @@ def persfl_gd(
 
     Args:
       task, work: task and local work, as in `persfl`.
-      distill_steps: number of steps in stage 2.
-      temperatures: values of T in the grid.
-      imitations: values of lambda in the grid.
+      distill_steps: number of steps in stage 2, the distillation.
+      temperatures: temperatures T in the grid of students.
+      imitations: imitation weights lambda in the grid.
       teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
         paper's ablation).
       stored: maximum number of earlier global models that the server keeps for new clients, at least 2; 0 to keep none.

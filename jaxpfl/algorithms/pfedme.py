@@ -34,7 +34,8 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class PFedMeHyper(AveragingHyper):
-    """Hyper-parameters of pFedMe, with defaults from Ozkara et al. 2023; ``lr`` is eta_theta, ``server_lr`` is beta.
+    """Hyper-parameters of pFedMe, with defaults from Ozkara et al. 2023; ``lr`` is eta_theta, the learning rate of
+    theta, and ``server_lr`` is beta.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """

@@ -24,10 +24,10 @@ from jaxpfl.support.errors import JaxpflError
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """Centralized training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
-    With the default of tau steps in a round, training takes rounds * tau steps in total, as many as a client that takes
-    part in every round of a federated method. With ``steps = K * tau``, training processes as many examples as a cohort
-    of K clients. With the same seed, the initial model is the same as FedAvg's. The trained model is both the
-    personalized and the global model.
+    Let tau be the number of local steps in a round of a federated method. With the default of tau steps in a round,
+    training takes rounds * tau steps in total, as many as a client that takes part in every round of a federated
+    method. With ``steps = K * tau``, training processes as many examples as a cohort of K clients. With the same seed,
+    the initial model is the same as FedAvg's. The trained model is both the personalized and the global model.
 
     Args:
       task: the task; any model is supported.

@@ -42,7 +42,8 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class QuPeDHyper(AveragingHyper):
-    """Hyper-parameters of QuPeD, with defaults from Ozkara et al. 2023; ``lr`` is the paper's eta_1.
+    """Hyper-parameters of QuPeD, with defaults from Ozkara et al. 2023; ``lr`` is the paper's eta_1, the learning rate
+    of theta.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """

@@ -175,7 +175,7 @@ def get(name: str) -> Method:
     if not is_name(method.name):
         raise JaxpflError(f"{name}: a Method's name may contain only letters, digits, - and _, got {method.name!r}")
     if method.name in METHODS:
-        raise JaxpflError(f"{name}: {method.name!r} is the name of a registered method: give this one another name")
+        raise JaxpflError(f"{name} needs another name than {method.name!r}, which is a registered method")
     fields = dataclasses.fields(method.hyper) if dataclasses.is_dataclass(method.hyper) else [None]
     if any(field is None or "is_rate" not in field.metadata for field in fields):
         raise JaxpflError(f"{name}: hyper must be a dataclass, with each field declared by jaxpfl.hyper")

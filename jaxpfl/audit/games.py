@@ -269,7 +269,8 @@ def one_run(
       runs: number of independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: if ``canaries`` is outside 2 ... m, if ``runs`` is below 1, or if the run cannot be accounted for.
+      JaxpflError: if ``canaries`` is below 2 or above the number of clients, if ``runs`` is below 1, or if the run
+        cannot be accounted for.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)
@@ -304,7 +305,7 @@ def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
     """Determine the number of canaries in a run.
 
     Raises:
-      JaxpflError: if the number is outside 2 ... m, or if ``runs`` is below 1.
+      JaxpflError: if the number is below 2 or above the number of clients, or if ``runs`` is below 1.
     """
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:
@@ -346,7 +347,8 @@ def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
 
 
 class _Projected(NamedTuple):
-    """Measurements of a round's mean in S runs, after multiplication by the canary's sign and division by C; each [S].
+    """Measurements of a round's mean in S runs, multiplied by the canary's sign and divided by the clipping norm; each
+    [S].
 
     Attributes:
       leaves: component in the canary's direction, by leaf.

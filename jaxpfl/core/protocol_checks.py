@@ -92,8 +92,8 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: the limit ALL_STEPS means that there is no limit; "
-            "count jnp.minimum(work.steps, limit), or use jaxpfl.algorithms.gradients"
+            f"Gradients counted {found} gradients in a round: count jnp.minimum(work.steps, limit), because limit is "
+            f"{ALL_STEPS} if there is no limit, or use jaxpfl.algorithms.gradients"
         )
     return found
 

@@ -197,7 +197,7 @@ WRONG = {
     "mine.py": "mine.py: there is no '' (suitable names in the file: METHOD, CLASH, BAD_NAME, TWIN, PLAIN)",
     "mine.py:METHODS": "mine.py:METHODS: there is no 'METHODS' (suitable names in the file: METHOD, CLASH",
     "mine.py:number": "mine.py:number: number is not a Method (suitable names in the file: METHOD",
-    "mine.py:CLASH": "mine.py:CLASH: 'fedavg' is the name of a registered method: give this one another name",
+    "mine.py:CLASH": "mine.py:CLASH needs another name than 'fedavg', which is a registered method",
     "mine.py:BAD_NAME": "mine.py:BAD_NAME: a Method's name may contain only letters, digits, - and _, got 'a/b'",
     "mine.py:PLAIN": "mine.py:PLAIN: hyper must be a dataclass, with each field declared by jaxpfl.hyper",
     "mine.py:METHOD mine.py:TWIN": "list each method once, got mixed, mixed",

@@ -137,7 +137,7 @@ WRONG = {
     ),
     "gradients of every step that there could be": (
         {"gradients": Gradients(update=lambda limit, message: 2 * limit, idle=lambda limit: 1)},
-        "Gradients counted 4294967294 gradients in a round: the limit ALL_STEPS means that there is no limit",
+        "Gradients counted 4294967294 gradients in a round: count jnp.minimum(work.steps, limit), because",
     ),
     "an idle client's gradients": (
         {"gradients": Gradients(update=lambda limit, message: 1, idle=lambda limit: limit)},

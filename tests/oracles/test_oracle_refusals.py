@@ -106,7 +106,7 @@ REFUSED = [
     ("network-lasso", {"scaling": "means"}, "did you mean 'mean'"),
     ("network-lasso", {"admm_steps": 0}, "network-lasso.admm_steps must be >= 1, got 0"),
     ("network-lasso", {"tolerance": 0.0}, "network-lasso.tolerance must be > 0 and < 1, got 0.0"),
-    ("network-lasso", {"shared": "w1,w3"}, r"shared: no parameter matches 'w3' \(parameters: b1, b2, w1, w2\)"),
+    ("network-lasso", {"shared": "w1,w3"}, "shared = 'w3' matches no parameter; the parameters are b1, b2, w1, w2"),
     ("network-lasso", {"personal": "none"}, "network-lasso has nothing to train"),
     ("network-lasso", nodes(6), "the graph must have 5 nodes, one for each client, got 6"),
     ("network-lasso", {"choices": {"graph": None}}, "network-lasso requires a graph of the clients"),

@@ -29,7 +29,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class AdaPeDHyper(AveragingHyper):
-    """Hyper-parameters of AdaPeD; ``lr`` is the paper's eta_1.
+    """Hyper-parameters of AdaPeD; ``lr`` is the paper's eta_1, the learning rate of theta.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -49,7 +49,7 @@ TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
 
 
 class Distilled(NamedTuple):
-    """Mutual distillation steps on theta and mu for a client's mini-batches.
+    """Mutual distillation steps on a personal model theta and a global model mu, on a client's mini-batches.
 
     Attributes:
       task: task with the model of mu.
@@ -107,7 +107,7 @@ class Distilled(NamedTuple):
         teacher_loss: TeacherLoss,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Return the local-step function, which updates theta, then mu given the new theta, then psi.
+        """Return the local-step function, which updates theta, then mu given the new theta, then the scale psi.
 
         The update of psi uses the new theta and the new mu. If noise is added to the gradients of mu and psi jointly
         (``step_noise.joint``), it uses the old mu.
@@ -172,7 +172,7 @@ class Distilled(NamedTuple):
           theta: the parameters before the first step.
           gamma: `Shared` with mu, which stays fixed, and the initial psi.
           rate: the learning rate eta_1 after decay.
-          steps: number of steps on theta; None for tau.
+          steps: number of steps on theta; None for the number of local steps in a round.
           seen: function from psi to the scale used in the updates of theta, as in `step`.
           estimates: whether each step on theta is followed by a step on psi; otherwise psi is fixed.
 
@@ -212,7 +212,7 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
 
 
 def shared_server(task: Task) -> Server:
-    """Make the server with state `Shared`, which averages the cohort's mu and psi."""
+    """Make the server with state `Shared`, which averages the cohort's global models mu and scales psi."""
 
     def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
         return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))

@@ -64,7 +64,9 @@ def hyper(
 
 @struct.dataclass
 class SgdHyper:
-    """Hyper-parameters of SGD methods; the rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
+    """Hyper-parameters of SGD methods; after r rounds of tau local steps, the rate is ``lr * lr_decay ** floor(r tau /
+    decay_every)``.
+    """
 
     lr: Scalar = hyper(0.1, "learning rate of the local steps", positive=True, is_rate=True)
     lr_decay: Scalar = hyper(0.99, "factor on the learning rate after each decay_every local steps", high=1.0)

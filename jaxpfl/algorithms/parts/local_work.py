@@ -161,7 +161,8 @@ class LocalWork:
     def step_limit(self, steps: int | None, ctx: ClientContext, data: ClientData) -> Scalar:
         """Number of steps that a client takes: the smaller of ``steps`` and the round's limit.
 
-        If ``steps`` is None, tau is used, or the client's own number of steps if local work is specified in epochs.
+        If ``steps`` is None, tau (`LocalWork.steps`) is used, or the client's own number of steps if local work is
+        specified in epochs.
         """
         limit = steps_within(self.steps if steps is None else steps, ctx.step_limit)
         own = self.own_steps
@@ -276,8 +277,8 @@ def run_steps(
       step: function of one step, ``(key, carry, batch) -> (carry, metrics)``.
       carry: state that each step receives from the previous step.
       metrics: names of the scalars that ``step`` returns.
-      steps: number of steps; defaults to tau, or to the client's own number of steps if local work is specified in
-        epochs.
+      steps: number of steps; defaults to tau (`LocalWork.steps`), or to the client's own number of steps if local work
+        is specified in epochs.
       batches_each: number of consecutive mini-batches that each step receives.
       beside: tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then the
         pair (inputs, rows of ``beside`` for the same examples).
@@ -373,6 +374,8 @@ def train(
     uploaded: bool = False,
 ) -> tuple[Descent, Metrics]:
     """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` if an anchor is given.
+
+    Here w are the parameters in training.
 
     If the trained parameters are ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among
     the parameters are updated from the batches; neither the optimizer nor the proximal term changes these statistics.

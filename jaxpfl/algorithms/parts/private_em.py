@@ -98,7 +98,7 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
-    """Return the mixture with each center moved by C / 2 in a random direction."""
+    """Return the mixture with each center moved in a random direction, by half the clipping norm."""
     noise = gaussian(key, gamma.mu, 1.0, "nothing: directions of the start")
     # The factor makes every direction so long that clipping sets its norm to C / 2.
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)

@@ -102,7 +102,7 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 
 
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
-    """Fraction |S| / m of all clients that contribute, [].
+    """Fraction |S| / m of all m clients that contribute; S is the set of contributors, [].
 
     If u is the mean update of the clients in S, the mean over ALL m clients changes by this fraction times u.
     """
@@ -318,7 +318,7 @@ class Archive(NamedTuple):
 
 
 def begin_store(mu: PyTree, size: int) -> StoredModels:
-    """Make a store with ``size`` slots: the first contains mu_0, and the others are empty."""
+    """Make a store with ``size`` slots: the first contains the initial global model, and the others are empty."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 

@@ -98,7 +98,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
         for pattern in patterns:
             if not any(fnmatchcase(path, pattern) for path in paths):
                 raise JaxpflError(
-                    f"{method}.{option}: no parameter matches {pattern!r} (parameters: {listed(paths, pattern)})"
+                    f"{method}.{option} = {pattern!r} matches no parameter; the parameters are {listed(paths, pattern)}"
                 )
 
         # If the model is a single array, its path has no names, and ``paths[0]`` is "parameters".
@@ -153,7 +153,7 @@ def part_task(task: Task, rest: PyTree) -> Task:
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
-    """Return the function `Client.update` with tau SGD steps on both parts and an upload of the shared part."""
+    """Return the function `Client.update` that takes local SGD steps on both parts and uploads the shared part."""
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
