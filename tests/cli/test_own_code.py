@@ -206,7 +206,7 @@ WRONG = {
     "exits.py:METHOD": "exits.py line 1: SystemExit: 3",
     "imports.py:METHOD": "imports.py line 1: ModuleNotFoundError: No module named 'nowhere'",
     "local --model models.py:task": "models.py:task: task is not a model (suitable names in the file: Net, Wide, net,",
-    "local --model models.py:Wide": "model: Wide.__init__() missing 1 required positional argument: 'width'; give a",
+    "local --model models.py:Wide": "cannot make the model (Wide.__init__() missing 1 required positional argument",
     "local --model models.py:wrong": "the result of the model's function must be a registered name, a flax.linen",
     "local --task models.py:net": "models.py:net: net is not a task (suitable names in the file: task, likely)",
     "mine.py:METHOD --set mixed.shares=1": "unknown hyper-parameter of mixed 'shares'",
