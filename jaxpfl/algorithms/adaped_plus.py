@@ -125,7 +125,7 @@ def adaped_plus(
     """AdaPeD-plus: AdaPeD with a global model mu trained on labels, and personal models fine-tuned from mu.
 
     The personalized model theta_i is fine-tuned from mu or, with ``keep``, from the model that the client keeps. The
-    global model is mu. The scale psi is learned; a distillation term in the loss has the weight 1 / (2 psi).
+    global model is mu. The distillation terms in the losses have the weight 1 / (2 psi), with a scale psi.
 
     Args:
       task: the model and its loss.

@@ -2,7 +2,8 @@ r"""FedEM: EM for clients whose data are mixtures of k shared distributions, wit
 clients.
 
 Each distribution l has a model theta_l, with loss ell. In a round, client i first computes the models' responsibilities
-q for its examples s = 1 ... n_i, and its mixture proportions pi. It then trains every model on mini-batches B:
+q for its examples s = 1 ... n_i, and its mixture proportions pi. It then trains a copy w_il of every model on
+mini-batches B:
 
 .. math::
    q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad

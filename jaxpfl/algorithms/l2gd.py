@@ -21,8 +21,8 @@ server draws which of the two a round is, and tells the cohort.
 The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
 the mean update of the cohort S. Even under partial participation, the result is therefore the mean of all clients'
 models, unless clients drop out. In the paper, clients communicate only when an aggregation follows local steps. Here
-they communicate in every round, and the counted bytes are an upper bound. Weight decay is added to the gradients of
-f_i.
+they communicate in every round, so the counted bytes are an upper bound on the bytes in the paper. Weight decay is
+added to the gradients of f_i.
 
 Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models",
 https://arxiv.org/abs/2002.05516.

@@ -183,7 +183,9 @@ def get(name: str) -> Method:
 
 
 def names_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of methods given by name or by file, and register the files' methods for `get`.
+    """Return the names of methods that are given by name or as ``FILE.py:NAME``.
+
+    The methods from files are registered, so that `get` finds them by name.
 
     Raises:
       JaxpflError: if a method of a file cannot be used.

@@ -232,8 +232,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
         Args:
             method: The method.
-            check: Repeat the simulation: nodes and server use its seed, and FOLDER/clients has its clients' examples.
-                Use this for checks only, because each node could then compute everyone's random numbers.
+            check: Repeat the simulation: nodes and server use the simulation's seed, and FOLDER/clients has the
+                examples of the simulation's clients. Use this for checks only, because each node could then compute
+                everyone's random numbers.
             config: TOML or YAML file with flags, or a run folder's config.json.
         """
         check_given(settings, file.recorded)

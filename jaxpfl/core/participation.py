@@ -157,7 +157,7 @@ class Participation(NamedTuple):
         Args:
           released: the run's key for cohorts and noise.
           round: number of finished rounds, [] int32.
-          client_ids: ids of all clients in the order of the stack, [m].
+          client_ids: ids of all clients in the order of their rows, [m].
         """
         key = stream(released, Purpose.PARTICIPATION, round)
         if self.turns is None:
@@ -325,7 +325,7 @@ class Availability:
     A probability is one number for all runs, [], or one number for each of S runs, [S]. In a run with probability 0, no
     client fails, even if other runs have positive probabilities.
 
-    Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
+    Slow clients take fewer local steps, as in Li et al. 2020, "Federated Optimization in Heterogeneous Networks".
     """
 
     dropout: Scalar = setting(0.0, range=SHARE, kind=RATE, text=float)

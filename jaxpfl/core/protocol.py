@@ -296,8 +296,8 @@ class Algorithm(NamedTuple):
       check_data: function that refuses an unsuitable federation before compilation; called on the host.
       counts_bits: whether uploads have ``Upload.bits``, which are then counted.
       clusters: function from the server's state to each client's cluster, [m], in the order of the stack of clients;
-        for a method in which the server forms clusters, otherwise None. It is called on the host with the state of one
-        run. For clusters that clients choose, see `Client.cluster`.
+        None if the server forms no clusters. The function is called on the host with the state of one run. For clusters
+        that clients choose, see `Client.cluster`.
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
       pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.

@@ -102,7 +102,7 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 
 
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
-    """Fraction |S| / m of all m clients that contribute; S is the set of contributors, [].
+    """Fraction |S| / m of all m clients that contribute, [], where S is the set of these clients.
 
     If u is the mean update of the clients in S, the mean over ALL m clients changes by this fraction times u.
     """

@@ -6,9 +6,9 @@ The model of client n has the parameters
 
 where M and N are 0-1 matrices whose rows have at most one 1. A parameter that is part of x is shared, and a parameter
 that is part of z_n is personal. If a parameter is both shared and personal, its two values are added. A parameter that
-is neither is fixed at its initial value. `Masks.shared_part` and `Masks.personal_part` apply M^T and N^T, which the
-paper writes as inverses. The shared, personal and fixed parts are trees with the model's structure, in which leaves of
-the other parts are None.
+is neither is fixed at its initial value. `Masks.shared_part` and `Masks.personal_part` apply M^T and N^T, which Zhao et
+al. write as inverses. The shared, personal and fixed parts are trees with the model's structure, in which leaves of the
+other parts are None.
 
 Reference: Zhao et al., Figure 3.
 """
