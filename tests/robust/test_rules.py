@@ -262,7 +262,12 @@ def test_uploads_that_overflow_only_in_the_sum_are_not_used(factor):
 
 
 @pytest.mark.parametrize(
-    ("attack", "change"), [("sign-flip:factor=2", lambda rows: -2 * rows), ("scale", lambda rows: 10 * rows)]
+    ("attack", "change"),
+    [
+        ("sign-flip", lambda rows: -rows),
+        ("sign-flip:factor=2", lambda rows: -2 * rows),
+        ("scale", lambda rows: 10 * rows),
+    ],
 )
 def test_an_attacker_uploads_something_else_at_its_weight(attack, change):
     attackers = np.array([7, 0])
