@@ -180,7 +180,9 @@ _FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Fill in the values of the data set's preset; `setup.prepare` later fills in values that depend on the data.
+    """Check the config and fill in the values of the data set's preset.
+
+    `setup.prepare` later fills in the values that depend on the data.
 
     Raises:
       JaxpflError: if the task is unknown, a value is out of range, settings contradict each other, or a setting cannot
@@ -541,9 +543,9 @@ def _yaml(text: str) -> Any:
 
 
 def _check_parts(value: Any, path: Path) -> None:
-    """Refuse YAML that contains itself, or that expands to too many values.
+    """Refuse a parsed YAML file that has too many values, or a value that contains itself.
 
-    A short text with YAML aliases can expand to more values than fit into memory.
+    With aliases, a short file can repeat a value so often that a message with all values could not be printed.
 
     Raises:
       JaxpflError: if there are more than `_MOST_PARTS` values.

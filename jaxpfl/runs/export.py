@@ -106,9 +106,9 @@ class LastModels:
         return Stack(client_ids, models, of_model, self.by_path(own, models))
 
     def by_path(self, predict: Callable[..., Array], parameters: PyTree) -> Callable[..., Array]:
-        """Return a function ``(arrays, x)`` that computes the `outcome` of ``predict`` from parameters by path.
+        """Return a function ``(arrays, x)`` that computes the `outcome` of ``predict``.
 
-        The paths are the same as in ``parameters``.
+        ``arrays`` maps the paths of the leaves in ``parameters`` to arrays.
         """
         structure, paths = jax.tree.structure(parameters), list(leaves_by_path(parameters))
         return lambda arrays, x: self._outcome(predict(jax.tree.unflatten(structure, [arrays[p] for p in paths]), x))

@@ -183,7 +183,10 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
 
 
 def read_clients(folder: Path) -> dict[str, np.ndarray]:
-    """Read the clients' ids, and the names of all clients if known, from ``clients.npz``; empty if there is no file."""
+    """Read the clients' ids, and their names if known, from ``clients.npz``, as arrays by name.
+
+    The result is empty if the file does not exist.
+    """
     path = folder / CLIENTS
     return read_npz(path, (*_WHO, "unseen_client_names")) if path.exists() else {}
 

@@ -73,8 +73,8 @@ def parse(text: str) -> Axis:
     Without ``:N``, the axis is a range from which values are drawn.
 
     Raises:
-      JaxpflError: if the string has none of these forms, repeats a value, or has endpoints that the spacing does not
-        allow.
+      JaxpflError: if the string has none of these forms, if it repeats a value, if LOW is not below HIGH, or if LOW is
+        not positive with ``log``.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):

@@ -48,8 +48,7 @@ class Group:
     Attributes:
       name: name of the group, derived from its method and static settings.
       method: name of the method.
-      config: config with the static settings. It has no cohort if ``static`` gives the cohort as a share of the
-        clients.
+      config: config with the static settings, except a cohort that ``static`` gives as a share of the clients.
       static: settings of the grid that are the same for all runs of the group.
       among: names of all methods of the sweep.
       runs: runs in the order of the grid; the seed varies fastest.
