@@ -113,5 +113,5 @@ def test_rows_that_there_are_not_and_an_id_twice_are_refused():
         with pytest.raises(JaxpflError, match=r"^rows must be integers from 0 to 2 or a mask \[3\], got "):
             federation.rows(wrong)
     twice = federation.rows([0, 0, 1])
-    with pytest.raises(JaxpflError, match=r"ids must be distinct, as random numbers depend on them: 0 occurs twice$"):
+    with pytest.raises(JaxpflError, match=r"ids must be distinct, because random numbers depend on them, got 0 twice$"):
         jaxpfl.fit("local", twice, model="linear", rounds=1, local_steps=1)

@@ -49,7 +49,7 @@ def total(of: OfChunk, data: ClientData) -> PyTree:
 
 
 def each(of: OfChunk, data: ClientData) -> PyTree:
-    """Compute one row for each of a client's examples, [capacity, ...] per leaf; rows of padding are arbitrary.
+    """Compute one row per example of a client: leaves [`ClientData.capacity`, ...]; rows of padding are arbitrary.
 
     Args:
       of: function of a chunk of c examples that returns one row per example, [c, ...] per leaf.

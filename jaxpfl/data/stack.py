@@ -55,9 +55,9 @@ def stack_clients(
 
     Raises:
       JaxpflError: if there are no clients, or if lists differ in length; if a client has no training examples (unless
-        ``drop_empty``) or different numbers of inputs and labels; if the shapes of its inputs or labels differ from
-        those of earlier clients; if labels are neither integers >= 0 nor floats; or if a number is NaN or infinite. The
-        message names the client.
+        ``drop_empty``) or not as many labels as inputs; if its inputs or labels have other shapes than earlier
+        clients'; if labels are neither integers >= 0 nor floats; or if a number is NaN or infinite. The message names
+        the client.
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]

@@ -148,7 +148,7 @@ def decode(arrays: Mapping[str, np.ndarray], like: PyTree, what: str) -> PyTree:
       what: name of the pytree in error messages.
 
     Raises:
-      JaxpflError: if an array is missing, or its shape or dtype differs from the leaf of ``like``.
+      JaxpflError: if an array is missing, or its shape or dtype differs from the corresponding leaf of ``like``.
     """
     leaves = []
     for i, leaf in enumerate(jax.tree.leaves(like)):

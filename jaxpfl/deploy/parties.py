@@ -1,8 +1,8 @@
 """The two parties of a deployment: the `Node` of each client, and the `Hub`, which is the server.
 
-Node and hub call the functions of a simulated round. With a seed in the agreement, they also use the same random keys.
-A node's examples and state never leave the node. All messages are dictionaries of NumPy arrays, numbers and strings, so
-that any transport can carry them.
+Node and hub call the functions of a simulated round. If the agreement has a seed, they also use the same random keys as
+the simulation. A node's examples and state never leave the node. All messages are dictionaries of NumPy arrays, numbers
+and strings, so that any transport can carry them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Node:
 
     @cached_property
     def _client(self) -> tuple[Algorithm, Client, PyTree]:
-        """Algorithm for this node's numbers of examples, its functions of this client, and the hyper-parameters."""
+        """Algorithm for this node's numbers of examples, its `Client` functions, and the hyper-parameters."""
         if self.client_id is None:
             raise JaxpflError("the node has not joined a run: its state is missing")
         agreement, steps = self._agreement, int(self._kept["steps"])

@@ -153,8 +153,8 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
         largest = int(np.max(np.asarray(federation.train.size), initial=1))
         if delta is not None and 1 / largest <= delta < 1:
             warn(
-                f"privacy.delta = {delta:g} is not below 1 / examples = {1 / largest:g} of the largest client: even "
-                "publishing one random example of each client would satisfy such a claim",
+                f"privacy.delta should be below {1 / largest:g} (the largest client has {largest} examples), got "
+                f"{delta:g}: even publishing one random example of each client would satisfy such a claim",
                 strict=strict,
             )
         return

@@ -575,8 +575,8 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     apart = algorithm.reduction is Reduction.STACK and hasattr(method.hyper, "server_lr")
     if apart and work.server_optimizer != "sgd":
         raise JaxpflError(
-            f"{method.name} does not sum its clients' uploads (Reduction.STACK): server_optimizer = "
-            f"{work.server_optimizer} would have no effect"
+            f"server_optimizer = {work.server_optimizer} has no effect, because {method.name} does not sum its "
+            "clients' uploads (Reduction.STACK): leave it out"
         )
     return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 

@@ -52,10 +52,12 @@ class Fit(NamedTuple):
       state: state after the last round.
       history: metrics of every round, each [S, rounds].
       rounds: rounds after which the clients were scored, [E].
-      scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
+      scores: ``scores[model][metric]``, [E, S, m]. The models are ``before``, ``after`` and, if there is a global
+        model, ``global``.
       validation: like ``scores``, but on the validation examples; used to choose settings. A client without validation
         examples has NaN. None if no client has validation examples.
-      unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
+      unseen: scores of the u unseen clients after the last round, ``unseen[model][metric]``, [S, u]; None if there are
+        none.
       privacy: tuple with one entry per run: its `PrivacyPlan`, its `SiloMechanism` if examples are protected, or None
         if the run has no noise. The attribute itself is None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
@@ -65,8 +67,8 @@ class Fit(NamedTuple):
       test_sizes: each client's number of test examples (of labeled test tokens for next-token prediction), [m].
       patience: number of evaluations without a better validation score after which a run stops; None without early
         stopping.
-      attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
-        ``scores`` and ``validation``, attackers have NaN instead. None without an attack.
+      attacked: scores of the attackers at the last evaluation, ``attacked[model][metric]``, [S, m]; NaN for honest
+        clients. In ``scores`` and ``validation``, the attackers have NaN. None without an attack.
       client_names: names of the clients, as in `Federation.client_names`.
       method: name of the method.
       client_ids: ids of the clients, [m].
@@ -134,7 +136,7 @@ class Fit(NamedTuple):
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, and the assumptions of the guarantee.
 
-        If `simulation.advance` has trained further rounds since, the guarantee includes them. Another simulation cannot
+        If `simulation.advance` has trained further rounds, the guarantee includes them. Another simulation cannot
         continue these runs unless it adopts them (`Simulation.adopt`).
 
         Args:
@@ -322,7 +324,7 @@ class Evaluated(NamedTuple):
     Attributes:
       round: number of finished rounds.
       history: metrics of the rounds since the previous evaluation, each [S, T].
-      scores: scores on test examples, model -> metric -> [S, m].
+      scores: scores on test examples, ``scores[model][metric]``, [S, m].
       validation: scores on validation examples, in the same form; None if no client has validation examples.
     """
 

@@ -192,7 +192,8 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
     Args:
       federation: data of all clients.
       groups: groups of clients with the same architecture, each with the rows of its members.
-      views: whether all groups share the store of examples; otherwise each group gets a copy of its own examples.
+      views: whether all groups share the arrays with the examples; otherwise each group gets a copy of its own clients'
+        examples.
     """
     if len(groups) == 1:
         return (federation,)

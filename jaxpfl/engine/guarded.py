@@ -116,7 +116,7 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training after the last round": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """Build the function ``examples -> batches``: the number of batches that one of these calls draws, at most.
+        """Build the function ``examples -> batches``: the largest number of batches that one of these calls draws.
 
         Only one of the calls counts, because a client is either inside or outside the cohort in a round.
         """

@@ -30,12 +30,12 @@ class Headline(NamedTuple):
 
     @property
     def validation(self) -> str:
-        """Key of the scores on validation examples in a record."""
+        """Key of the scores on validation examples in the record of an evaluation."""
         return f"validation_{self.name}"
 
     @property
     def personalized(self) -> str:
-        """Key of the personalized models' scores on test examples in a record."""
+        """Key of the personalized models' scores on test examples in the record of an evaluation."""
         return f"personalized_{self.name}"
 
     @property

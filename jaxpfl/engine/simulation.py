@@ -125,7 +125,7 @@ class Simulation:
         ids, times = np.unique(np.asarray(federation.client_ids), return_counts=True)
         if (times > 1).any():
             raise JaxpflError(
-                f"client ids must be distinct, as random numbers depend on them: {ids[times > 1][0]} occurs twice"
+                f"client ids must be distinct, because random numbers depend on them, got {ids[times > 1][0]} twice"
             )
         agree_on(federation)
         algorithm.check_data(federation)
@@ -477,7 +477,7 @@ class Simulation:
         """Compile the programs of `init`, `advance` and the named scores before the first call.
 
         Raises:
-          JaxpflError: under the conditions of these methods.
+          JaxpflError: as in these methods.
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))

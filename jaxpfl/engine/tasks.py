@@ -115,7 +115,7 @@ def make_task(
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
-    """Convolutions and pools in the user's own model. `Layer.why_not` says why one cannot run as a matrix product."""
+    """Convolutions and pools in the user's own model. `Layer.why_not` says why a layer cannot be a matrix product."""
     model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain
@@ -183,7 +183,9 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     if kind in ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
-        raise JaxpflError("no client has both labels among its test examples: the AUC of the task ranking is undefined")
+        raise JaxpflError(
+            "the task ranking requires a client with test examples of both classes, or its AUC is undefined"
+        )
     if kind == "regression" and str(spec.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
     if kind == "regression" and (lost := digit_loss(federation.train.examples.y)) is not None:

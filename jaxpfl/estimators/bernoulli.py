@@ -192,8 +192,9 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     Args:
       epsilon: privacy parameter, positive; may be traced.
       plus_error: whether to use v-hat + e, clipped to [0, mu (1 - mu)], as v. (Too small a v costs more than too large
-        a v.) For small eps, this choice loses a third of the reduction in error relative to `local`, because every
-        client's estimate is mu if v-hat is below -e.
+        a v.) For small eps, v-hat + e is often far too large, or v is 0 and every client's estimate is mu. With 10,000
+        clients of 14 samples, this choice loses about a third of the reduction in error relative to `local` at eps =
+        0.5, and nearly all of it at eps = 0.25.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:

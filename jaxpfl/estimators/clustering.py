@@ -151,10 +151,10 @@ def noisy_lloyd(
 ) -> Clusters:
     r"""Run Lloyd's algorithm with noise on the sums and the numbers of points.
 
-    Points are first divided by the radius. In each step, the server adds noise N(0, 2 noise^2) to each cluster's number
-    of points and to each entry of its sum of points. The new center is the noisy sum divided by the noisy number,
-    clipped to the norm ``reach``. A center keeps its position if the noisy number is at most twice the standard
-    deviation of the noise, or at most one half.
+    Points are first clipped to the norm ``radius`` and divided by it. In each step, the server adds noise N(0, 2
+    noise^2) to each cluster's number of points and to each entry of its sum of points. The new center is the noisy sum
+    divided by the noisy number, clipped to the norm ``reach``. A center keeps its position if the noisy number is at
+    most twice the standard deviation of the noise, or at most one half.
 
     Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
     zero. Let the vector r be one client's memberships in the clusters, which sum to one. Adding or removing the client

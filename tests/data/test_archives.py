@@ -100,7 +100,7 @@ def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple)
     with pytest.raises(JaxpflError, match="the task binary requires two classes, but the labels have 3"):
         load(name, task="binary")
     save(tmp_path / "a.npz", x_train=X, y_train=Y + 0.5)
-    with pytest.raises(JaxpflError, match="task classification requires integer-valued labels, but y_train has others"):
+    with pytest.raises(JaxpflError, match="task classification requires whole numbers as labels, but y_train has"):
         load(name, task="classification")
     save(tmp_path / "a.npz", x_train=X, y_train=Y - 9)
     assert load(name, task="regression").y_train.min() == -9

@@ -193,7 +193,7 @@ def integer_weights(weights: np.ndarray) -> np.ndarray:
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Divide ``total`` in proportion to integer weights by largest remainders; break ties at random.
+    """Divide ``total`` into integers proportional to ``weights``, by largest remainders; break ties at random.
 
     Args:
       weights: integers >= 0, not all zero, [k].
@@ -201,7 +201,7 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
       rng: random generator.
 
     Returns:
-      The parts, [k] int64, with the sum ``total``; a part is 0 if its weight is 0.
+      The integers, [k] int64. Their sum is ``total``, and an integer is 0 if its weight is 0.
     """
     whole = int(weights.sum())
     quotas, remainders = np.divmod(weights * total, whole)
@@ -239,14 +239,14 @@ def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int)
 
 
 def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal a second set of examples (the official test set) in the proportions of a first set.
+    """Deal the official test set so that each class is divided among the clients as in the training set.
 
-    Each class of the second set is divided in proportion to the clients' counts of that class in the first set.
+    A class of the test set is divided in proportion to the clients' numbers of training examples of that class.
     Examples of a class that no client holds are left out.
 
     Args:
-      labels: labels of the second set, [T].
-      counts: number of each client's examples of each class in the first set, [m, num_classes].
+      labels: labels of the test set, [T].
+      counts: number of each client's training examples of each class, [m, num_classes].
       rng: random generator.
     """
     classes = np.unique(labels)
@@ -301,8 +301,8 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
       rng: random generator.
 
     Returns:
-      The users of each client, [m, g], ascending in each row. If each user becomes one client, the clients are in the
-      order of the users.
+      The users of each client, [m, g], ascending in each row. If each user becomes one client (g is 1 and no user is
+      left out), clients are in ascending order of their users.
 
     Raises:
       JaxpflError: if g or m * g exceeds the number of users.

@@ -67,7 +67,7 @@ class Table(NamedTuple):
 
     @property
     def lines(self) -> list[int]:
-        """Line of each row."""
+        """Line number of each row in the file."""
         return self.cells.index.tolist()
 
     def missing_in(self, name: str) -> np.ndarray:
@@ -287,9 +287,9 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
 
     Raises:
       JaxpflError: if the marks may separate thousands instead of decimals. This is so if all numbers with a comma look
-        like 1,234 and none has a point. It is also so if cells are separated by semicolons or tabs, and in a column all
-        numbers with a point look like 1.234 and the longest integer has three digits, as Excel can write numbers with a
-        mark for thousands.
+        like 1,234 and none has a point. It is also so if cells are separated by semicolons or tabs and a column has
+        numbers such as 1.234 and 567: all numbers with a point look like 1.234, and the longest integer has three
+        digits. (Excel can write thousands with a point.)
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]

@@ -98,10 +98,7 @@ def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
     if magic[2] != 0x08:
         raise JaxpflError(f"{path} has elements of type 0x{magic[2]:02x}: only unsigned bytes (0x08) are supported")
     if magic[3] != ndim:
-        raise JaxpflError(
-            f"{path} has {magic[3]} dimensions (magic number {_hex(magic)}), "
-            f"expected {ndim} ({_hex(expected_magic)}): are images and labels swapped?"
-        )
+        raise JaxpflError(f"{path} has {magic[3]} dimensions, expected {ndim}: are images and labels swapped?")
     if len(header) < 4 + 4 * ndim:
         raise JaxpflError(f"{path} is truncated: its header has {len(header)} bytes, expected {4 + 4 * ndim}")
     return tuple(int(size) for size in np.frombuffer(header, dtype=">u4", offset=4))

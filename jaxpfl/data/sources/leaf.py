@@ -280,7 +280,7 @@ def _concatenate(
       encode: function that encodes the inputs and labels of one user.
       names: names of the users; a user's index in this list is stored with each of the user's examples.
       folder: folder of the files, for error messages.
-      usual: encoded examples whose shape and dtype all inputs must have; None for those of the first user.
+      usual: encoded examples whose shape and dtype all inputs must have; by default, the first user's examples.
 
     Raises:
       JaxpflError: if a user's inputs have another shape or dtype.

@@ -204,7 +204,7 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: the task {task} requires integer-valued labels, but y_{real[0]} has others")
+        raise JaxpflError(f"{path}: the task {task} requires whole numbers as labels, but y_{real[0]} has others")
     if task is None and real:
         raise JaxpflError(
             f"{path}: y_{real[0]} contains whole numbers as {labels[real[0]].dtype}: set the task (--task regression, "
@@ -214,12 +214,14 @@ def _number_labels(
     if task in ("binary", "ranking") and len(names) != 2:
         raise JaxpflError(f"{path}: the task {task} requires two classes, but the labels have {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
-        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (for regression: --task regression)")
+        raise JaxpflError(
+            f"{path}: y_train must be integers >= 0, got {names[0]}: for a regression, use --task regression"
+        )
     return numbers, unlike_numbers(names)
 
 
 def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bool, task: str | None) -> bool:
-    """Return True for integers [N, T] that the caller, the archive or the task declares to be tokens."""
+    """Return True if inputs are integers [N, T] that the caller, the archive or the task declares to be tokens."""
     y = arrays["y_train"]
     if not (x.holds_integers and len(x.shape) == 2):
         if tokens or _VOCABULARY in arrays:

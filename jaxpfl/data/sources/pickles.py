@@ -123,7 +123,8 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 class _Reader(_Unpickler):
     """Python's unpickler written in Python, with checks.
 
-    The unpickler in C allocates as many bytes as a file demands, and hashes keys of any type.
+    The faster unpickler in C is not used, because it allocates as many bytes as a file demands, and hashes keys of any
+    type.
     """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_Unpickler.dispatch)

@@ -110,7 +110,7 @@ class TableColumns(NamedTuple):
       columns: columns and their features.
       missing: words that mark a cell without a value, in lower case.
       per_client: whether missing values are replaced by the median or the most frequent string of the client's own
-        training rows. If false, they are replaced by those of all clients' training rows.
+        training rows. If false, all clients' training rows are used.
       client_fills: values that replace a client's missing values, by client id. There is one value for each column with
         ``gaps``, in the order of the columns. `fills_of` computes them if ``per_client`` is true; otherwise None.
 

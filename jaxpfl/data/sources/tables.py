@@ -2,8 +2,8 @@
 
 The first line names the columns. Each column of numbers or dates becomes a feature. Each column of strings becomes
 several features of 0 and 1, one for each distinct string. If no task is given, a single column of labels means
-classification if it has strings or few distinct integers, and otherwise regression. Classes are in the order of the
-values. Several columns of labels must contain numbers; the task is multilabel if all numbers are 0 or 1, and
+classification if it has strings or few distinct integers, and otherwise regression. Classes are numbered in the order
+of their values. Several columns of labels must contain numbers; the task is multilabel if all numbers are 0 or 1, and
 otherwise regression.
 """
 

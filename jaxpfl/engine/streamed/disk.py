@@ -123,7 +123,7 @@ class RowFile:
             os.fsync(self._file.fileno())
 
     def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[tuple[memoryview, int]]:
-        """Divide rows into runs with consecutive numbers; yield the memory of each, and its position in the file."""
+        """Divide rows into sequences with consecutive numbers; yield each one's memory and its position in the file."""
         if not rows.size:
             return
         whole = memory(rows)

@@ -145,7 +145,8 @@ class Staged(NamedTuple):
     """A cohort whose rows were copied to the devices for a round.
 
     Attributes:
-      rows: row of each slot's client among all m clients, [K'] on the host; m in empty slots.
+      rows: for each row of the stack, the row of its client among all m clients, as a NumPy array; m if the row is
+        empty.
       held: states and counts of the clients.
       clients: data of the clients.
       drawn: the cohort, as rows of the stack.

@@ -1,4 +1,4 @@
-"""Empirical Bayes methods that are not in Ozkara et al. 2023 (see `base`). This package imports only core and support.
+"""Empirical Bayes methods beyond Ozkara et al. 2023 (see `base`). This package imports only core and support.
 
 - For one estimate with a standard error per client: `ebnm`; with covariates, `fay_herriot`; with groups, `ebnm_groups`.
 - Counts per client: `ebbinomial` for successes in trials, and `ebpoisson` for events in an exposure; with covariates:

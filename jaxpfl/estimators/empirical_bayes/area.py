@@ -82,7 +82,7 @@ class AreaMeans(NamedTuple):
       regression: values z beta of the regression at the clients' covariates, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
       g1, g2, g3: terms of the mean squared error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
-      shrinkage: the fraction B by which ``mean`` moves from the estimate toward the regression, [m].
+      shrinkage: fraction B of the distance from the estimate to the regression by which ``mean`` is moved, [m].
       residual: standardized residuals of x about the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: each client's term of ``risk``, [m]; ``risk`` is the mean of these terms.
@@ -159,7 +159,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       z: the covariates, [m], [m, k], or columns of a data frame.
       fit: likelihood of A: "reml" (restricted), or "ml". With p coefficients (including the intercept), m clients and
         equal s, the ML estimate of A is on average too small by a fraction of p / m.
-      intercept: whether to prepend a column of ones to the covariates, which must then not already contain such a
+      intercept: whether to prepend a column of ones to the covariates. If so, they must not already contain such a
         column.
 
     Raises:
@@ -185,7 +185,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
 
 
 def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any:
-    """Check and return the clients' covariates [m, k]. Linear independence is checked unless the covariates are traced.
+    """Check and return the clients' covariates [m, k]. Traced covariates are not checked for linear independence.
 
     Raises:
       JaxpflError: as in `covariates`; if there are not at least ``least`` more clients than coefficients; or if columns

@@ -13,9 +13,9 @@ and is then multiplied by the Cholesky factor of the mean of S_i, which accelera
 and Wu 1998).
 
 `alternating` minimizes the squared errors alternately over the heads and over B, as the papers below do. The heads are
-then least-squares solutions, :math:`S_i = \hat w_i \hat w_i^T`, and the columns of B are made orthonormal. With fewer
-than k examples, the least-squares head is not unique; with few examples, the head is inaccurate. In `em`, heads are
-shrunk toward zero, which avoids both problems.
+then least-squares solutions, :math:`S_i = \hat w_i \hat w_i^T`, and the columns of B are made orthonormal. If a client
+has fewer than k examples, its least-squares head is not unique; if it has few examples, the head is inaccurate. In
+`em`, heads are shrunk toward zero, which avoids both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
 https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",
@@ -49,7 +49,7 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation: signal and noise each get half of the mean square of y.
+    """Initial representation, in which signal and noise each account for half of the mean square of y.
 
     The columns of the basis are multiples of the k leading eigenvectors of sum_i b_i b_i', where b_i = X_i' y_i.
 
@@ -72,7 +72,7 @@ def start(messages: Message, rank: int) -> Representation:
 
 @full_precision.products
 def head(at: Representation, sent: Message) -> Posterior:
-    """Posterior of one client's head. The client need not have taken part in the fit.
+    """Posterior of the head w of one client, which need not have taken part in the fit.
 
     The client's coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """
