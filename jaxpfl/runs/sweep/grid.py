@@ -143,7 +143,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Grid of settings: the product of the lists of values and of the points that are drawn from the ranges.
+    """Grid of settings: every combination of listed values is used with every point drawn from the ranges.
 
     Attributes:
       axes: axes with values or ranges; their names are distinct.

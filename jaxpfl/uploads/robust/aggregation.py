@@ -156,7 +156,7 @@ def geometric_median(
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
-    """Mean of the vectors after clipping each to the norm ``bound``; a bound of 0 means the median of their norms."""
+    """Mean of the vectors after clipping each to the norm ``bound``, or, if ``bound`` is 0, to their median norm."""
     norms = _norms(rows)
     most = median(norms, valid) if bound == 0 else bound
     return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
