@@ -62,8 +62,8 @@ def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
     """
     if predictions.size != y.size or predictions.shape[:1] != y.shape[:1]:
         raise JaxpflError(
-            f"predictions are {list(predictions.shape)} but labels are {list(y.shape)}: a model must return one value "
-            "for each of an example's labels"
+            f"a model must return one value for each label, got predictions of shape {list(predictions.shape)} for "
+            f"labels of shape {list(y.shape)}"
         )
     return predictions.reshape(y.shape), y.astype(predictions.dtype)
 
@@ -189,8 +189,8 @@ def check_positions(logits: Array, y: Array) -> None:
     """Check that there is one row of logits per position."""
     if logits.ndim != 3 or logits.shape[:2] != y.shape:
         raise JaxpflError(
-            f"predictions are {list(logits.shape)} but labels are {list(y.shape)}: for next-token prediction, a model "
-            "must return logits of all tokens at each position, [n, T, tokens]"
+            "a model for next-token prediction must return logits [n, T, tokens] for labels [n, T], got shape "
+            f"{list(logits.shape)} for labels of shape {list(y.shape)}"
         )
 
 
@@ -212,7 +212,7 @@ def _logit_mixture(weights: Array, predictions: Array) -> Array:
 
 
 def class_mixture(weights: Array, logits: Array) -> Array:
-    """Logarithm of the mixture, with weights [k], of k models' class probabilities, for logits [k, ..., classes]."""
+    """Logarithm of the weighted mean of k models' class probabilities, for weights [k] and logits [k, ..., classes]."""
     return _log_mixture(weights, jax.nn.log_softmax(logits))
 
 
@@ -246,10 +246,10 @@ LOGISTIC = Loss(
 
 
 def resolve(loss: str | PerExample) -> Loss:
-    """Return a regression loss, given a function or a name, ``NAME`` or ``NAME:argument=value``.
+    """Return a regression loss. ``loss`` is a function, or a text ``NAME`` or ``NAME:argument=value``.
 
     Raises:
-      JaxpflError: if a name or argument is unknown, delta is not positive, or q is outside (0, 1).
+      JaxpflError: if a name or argument is unknown, the argument delta is not positive, or q is outside (0, 1).
     """
     if not isinstance(loss, str):
         return Loss(loss, gaussian_divergence)

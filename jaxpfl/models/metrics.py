@@ -41,8 +41,7 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
 
     Args:
       function: the metric function, ``(predictions [n, ...], y [n, ...], valid [n]) -> []``.
-      root: whether the metric is the root of a mean over examples, such as the RMSE. The average over clients is then
-        the root of the clients' mean squared score.
+      root: whether the metric is the root of a mean over examples, such as the RMSE; see `PerClient`.
 
     Example::
 
@@ -97,7 +96,7 @@ def _mean(values: Array, valid: Array) -> Array:
 
 
 def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
-    """Make the metric "absolute error of the expected label", averaged over an example's labels."""
+    """Make the metric "absolute error", averaged over an example's labels; ``mean`` predicts the expected labels."""
 
     def metric(predictions: Array, y: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -107,7 +106,7 @@ def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
 
 
 def rmse(mean: Callable[[Array], Array]) -> PerClient:
-    """Make the metric "root of the mean squared error of the expected label" over a client's examples."""
+    """Make the metric "root mean squared error" of a client's examples; ``mean`` predicts the expected labels."""
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -120,8 +119,8 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
 def r2(mean: Callable[[Array], Array]) -> PerClient:
     """Make the metric "coefficient of determination", ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
 
-    f is the expected label. If examples have several labels, the sums include all labels, with a separate mean for
-    each. The score is NaN for constant labels.
+    f is the expected label, which ``mean`` computes from a prediction. If examples have several labels, the sums
+    include all labels, and each label has its own mean of y. The score is NaN for constant labels.
     """
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:

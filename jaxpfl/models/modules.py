@@ -32,7 +32,7 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 
 @functools.lru_cache(maxsize=64)
 def linen_functions(module: nn.Module) -> LinenFunctions:
-    """Return the functions of a module; they pass ``train`` to its ``__call__`` if ``__call__`` has this argument.
+    """Return the functions of a module. They pass ``train`` to the module's ``__call__`` if it has this argument.
 
     Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm`` whose
     mode is not set use the running averages outside of training.
@@ -50,20 +50,20 @@ def linen_functions(module: nn.Module) -> LinenFunctions:
         others = sorted(set(variables) - {"params", STATISTICS})
         if others:
             raise JaxpflError(
-                f"{name} has the mutable collection {others[0]!r}: only 'params', and the 'batch_stats' of BatchNorm, "
-                "are supported"
+                f"{name} must have no mutable collections other than 'params' and BatchNorm's 'batch_stats', got "
+                f"{others[0]!r}"
             )
         params, statistics = variables.get("params", {}), variables.get(STATISTICS, {})
         if not statistics:
             return params
         if STATISTICS in params:
-            raise JaxpflError(f"{name} has a parameter called {STATISTICS!r}, as its running statistics are: rename it")
+            raise JaxpflError(f"{name} must not have a parameter named {STATISTICS!r}: rename it")
         for path, _ in jax.tree.leaves_with_path(statistics):
             names = _names(path)
             if names[:-1] not in layers:
                 raise JaxpflError(
-                    f"{name} has the running statistic {'/'.join(names)!r}, whose layer is not a flax.linen.BatchNorm: "
-                    "padded examples would change it; use GroupNorm"
+                    f"{name} has the running statistic {'/'.join(names)!r}, whose layer is not a flax.linen.BatchNorm, "
+                    "so that padded examples would change it: use GroupNorm"
                 )
         # Convert the statistics to the parameters' default float dtype, because flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
@@ -73,7 +73,7 @@ def linen_functions(module: nn.Module) -> LinenFunctions:
         if train and STATISTICS in variables:
             raise JaxpflError(
                 f"{name} has running statistics (BatchNorm), which this training would not update: use GroupNorm, or a "
-                "method that carries them, such as fedbn or fedavg"
+                "method that updates them, such as fedbn or fedavg"
             )
         rngs = None if key is None else {"dropout": key}
         # flax declares the result as output or (output, updates); without `mutable` it is only the output.
@@ -122,7 +122,7 @@ def _pass_mask(
     kwargs: Any,
     context: Any,
 ) -> Any:
-    """Intercept a module's method: pass the mask of real examples and the mode to layers of batch normalization."""
+    """Intercept the calls of batch normalization layers, to pass the mask of real examples and the mode."""
     layer = context.module
     if context.method_name != "__call__" or not isinstance(layer, nn.BatchNorm | BatchNorm):
         return call(*args, **kwargs)
@@ -134,7 +134,7 @@ def _pass_mask(
     own = layer.use_running_average if given is None else given
     running = not train if own is None else own
     if not train and not running:
-        raise JaxpflError(f"{name}: {at} normalizes by batches in evaluation: set use_running_average = not train")
+        raise JaxpflError(f"{name}/{at} normalizes by batches in evaluation: set use_running_average = not train")
     if valid is not None:
         mask = _mask(name, at, layer, x, valid, mask)
     told = None if layer.use_running_average is not None else running
@@ -149,15 +149,14 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
         axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
         if getattr(layer, "axis_name", None) is not None:
             raise JaxpflError(
-                f"{name}: {at} has axis_name = {layer.axis_name}: leave it out, as each client normalizes alone"
+                f"{name}/{at} must not have an axis_name, got {layer.axis_name}: every client normalizes alone"
             )
         if any(one % x.ndim == 0 for one in features):
-            raise JaxpflError(
-                f"{name}: {at} treats examples as features (axis = {layer.axis}): leave out the first axis"
-            )
+            raise JaxpflError(f"{name}/{at} must not normalize over the examples' axis, got axis = {layer.axis}")
     if x.shape[axis] != len(valid):
         raise JaxpflError(
-            f"{name}: {at} gets {x.shape[axis]} rows for {len(valid)} examples, so padding would change its statistics"
+            f"{name}/{at} must get one row per example, so that padding has no effect, got {x.shape[axis]} rows for "
+            f"{len(valid)} examples"
         )
     shape = [1] * x.ndim
     shape[axis] = -1
@@ -179,8 +178,8 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         structure, params, streams, others = nnx.split(module, nnx.Param, nnx.RngState, ...)
         for path, variable in nnx.to_flat_state(others):
             raise JaxpflError(
-                f"{type(module).__name__} has the mutable variable {'/'.join(map(str, path))!r} "
-                f"({type(variable).__name__}): only nnx.Param is supported; use GroupNorm in place of BatchNorm"
+                f"{type(module).__name__} must have only variables of type nnx.Param, got {type(variable).__name__} "
+                f"{'/'.join(map(str, path))!r}: use GroupNorm in place of BatchNorm"
             )
         return structure, dict(nnx.to_flat_state(params)), streams
 
@@ -248,7 +247,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
         return isinstance(leaf, eqx.nn.StateIndex)
 
     if any(map(is_state, jax.tree.leaves(example, is_leaf=is_state))):
-        raise JaxpflError(f"{name} has state (equinox.nn.StateIndex): only parameters are supported; use GroupNorm")
+        raise JaxpflError(f"{name} must not have state (equinox.nn.StateIndex): use GroupNorm in place of BatchNorm")
 
     def is_parameter(leaf: Any) -> bool:
         return eqx.is_inexact_array(leaf) or (
@@ -259,8 +258,8 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
     for path, leaf in jax.tree.leaves_with_path(rest):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise JaxpflError(
-                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}, which is not a parameter "
-                "and has no value before the module is made: pass an instance of the module instead of a function"
+                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}, which cannot be a parameter: pass an "
+                "instance of the module instead of a function"
             )
     paths = [_names(path) for path, _ in jax.tree.leaves_with_path(variables)]
     structure = jax.tree.structure(variables)

@@ -2,9 +2,9 @@
 
 ``vmap`` over kernels turns ``lax.conv`` into a grouped convolution, which XLA runs slowly. Instead, this module
 computes a convolution as one product of patches with the kernel, and a pooling operation as a maximum or sum over the
-positions of a window. `conv` and `pool` take the parameters of the JAX primitives that they replace, for use by
-`rewriting`. Both functions transpose their input so that the batch is the last dimension (as in the module
-`convolution`), and transpose the result back. XLA cancels these transpositions between two layers.
+positions of a window. `conv` and `pool` take the parameters of the JAX primitives that they replace, so that
+`rewriting` can call them. Both functions transpose their input so that the batch is the last dimension (as in the
+module `convolution`), and transpose the result back. XLA cancels these transpositions between two layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ the index of a maximum is an int8.
 
 
 def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str | None:
-    """Return why `conv` cannot replace a ``conv_general_dilated`` with these parameters, or None if it can."""
+    """Return the reason why `conv` cannot replace ``conv_general_dilated`` with these parameters; None if it can."""
     places = math.prod(kernel_shape[d] for d in given["dimension_numbers"].rhs_spec[2:])
     if given["batch_group_count"] != 1:
         return "the batch is in groups"
@@ -122,7 +122,7 @@ class _Shifts(NamedTuple):
         return cls(tuple(i * dilation for i in range(window)), max(windows, 0), stride)
 
     def slices(self, x: Array, axis: int) -> list[Array]:
-        """Return one slice of x for each position in the window; ``axis`` then runs over the windows."""
+        """Return one slice of x for each position in the window; a slice's ``axis`` runs over the windows."""
         ends = [start + (self.windows - 1) * self.stride + 1 for start in self.starts]
         return [
             lax.slice_in_dim(x, start, max(end, start), self.stride, axis)
@@ -159,7 +159,7 @@ def _channel_products(x: Array, kernel: Array, windows: list[_Shifts], given: Ma
 
 
 def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
-    """Return why `pool` cannot replace ``reduce_window_max`` or ``_sum`` with these parameters, or None if it can."""
+    """Return the reason why `pool` cannot replace this maximum or sum over windows; None if it can."""
     places = math.prod(given["window_dimensions"])
     if any(dilation != 1 for dilation in given["base_dilation"]):
         return "its input is dilated"
@@ -171,9 +171,10 @@ def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
 
 
 def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
-    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``; the gradient goes to the first maximum.
+    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``.
 
-    Ties are common (blank borders have equal values); as in ``lax``, the first maximum in row-major order is used.
+    The gradient of a maximum goes to the first maximum of a window in row-major order, as in ``lax``. Ties are common,
+    because blank borders have equal values.
 
     Args:
       x: array of any shape.
@@ -204,7 +205,7 @@ def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _first_max(x: Array, axes: tuple[int, ...]) -> Array:
-    """Maximum over some axes; the gradient goes to the first maximum in row-major order."""
+    """Maximum over ``axes``; the gradient goes to the first maximum in row-major order."""
     return _max_and_first(x, axes)[0]
 
 

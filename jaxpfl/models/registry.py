@@ -95,7 +95,7 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     entry = _BUILDERS[base]
     if colon and entry.example is None:
         examples = ", ".join(repr(other.example) for other in _BUILDERS.values() if other.example)
-        raise JaxpflError(f"model {base!r} takes no numbers, got {shown(name)} (others do: {examples})")
+        raise JaxpflError(f"model {base!r} takes no numbers, got {shown(name)} (with numbers: {examples})")
     if every and not entry.every:
         able = " or ".join(other for other, entry in _BUILDERS.items() if entry.every)
         raise JaxpflError(f"the model {base!r} predicts one label; next-token requires one per token: use {able}")

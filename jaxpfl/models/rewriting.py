@@ -31,7 +31,7 @@ _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it 
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context for tracing programs, with convolutions as products (the default) or unchanged ("plain")."""
+    """Return a context in which traced models have replaced layers ("products", the default) or their own ("plain")."""
     return _form(of)
 
 
@@ -139,7 +139,7 @@ class _Pending:
 
     @property
     def result(self) -> Array:
-        """Result of the convolution and of the operations after it, for operations other than the pool."""
+        """Result of the convolution and of the operations applied so far, computed without a pool."""
         y = _exchanged(self.eqn, products.conv, self.x, self.kernel, self.eqn.params)
         if self.bias is not None:
             shape = [1] * y.ndim
@@ -191,7 +191,7 @@ def _source_of_relu() -> str | None:
 
 
 def _exchanged(eqn: Any, function: Callable[..., Array], *given: Any) -> Array:
-    """Compute the result of a layer, under the name of its module in profiles."""
+    """Compute the result of a layer by another function; profiles show it under the name of the layer's module."""
     with jax.named_scope(str(eqn.source_info.name_stack) or "layer"):
         return function(*given).astype(eqn.outvars[0].aval.dtype)
 
@@ -231,7 +231,7 @@ def _joined(eqn: Any, values: dict[Any, Any], uses: Counter[Any]) -> _Pending | 
 
 
 def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
-    """Apply one operation of a program, replaced if possible; ``debug`` is the program's debug information."""
+    """Apply one operation of a program, or its replacement; ``debug`` is the program's debug information."""
     if _is_layer(eqn):
         if _why_not(eqn) is None:
             if eqn.primitive is p.conv_general_dilated_p:
@@ -274,7 +274,8 @@ def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = N
     Args:
       jaxpr: program to search.
       names: name of the parameter at each input; None if an input does not come from exactly one parameter.
-      inside: name of the enclosing operation, if the programs within this operation are not changed; otherwise None.
+      inside: reason why no layer of this program is replaced; None unless an operation encloses it that is left
+        unchanged.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}
     for eqn in jaxpr.eqns:

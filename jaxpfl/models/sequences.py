@@ -225,7 +225,9 @@ def check_token_shape(network: str, shape: tuple[int, ...]) -> None:
 
 
 def embedding(vocabulary: int, width: int) -> nn.Embed:
-    """Make an embedding, initially N(0, 1); tokens outside the vocabulary give NaN, so that their client diverges."""
+    """Make an embedding, initially N(0, 1). Tokens outside the vocabulary give NaN, so that the client counts as
+    diverged.
+    """
     dtype = jnp.result_type(float)
     return nn.Embed(vocabulary, width, embedding_init=_normal, param_dtype=dtype, name="embedding")
 

@@ -81,8 +81,8 @@ class Prior(NamedTuple):
         the examples ``on``.
       report: function ``gamma -> metrics`` that returns scalars for the logs.
       descend: function ``(rates, gamma, theta, on) -> gamma`` that takes one client's step on gamma, given its model
-        theta; scales stay at or above their floor. The server averages the results. None for priors that only ``fit``
-        estimates.
+        theta; scales stay at or above their floor. The server averages the results. None for priors whose parameters
+        only ``fit`` can estimate.
       fit: function ``(gamma, thetas [C, ...], valid [C]) -> gamma`` that estimates gamma from all valid models, in
         closed form or by EM from the given gamma; it returns the given gamma if no model is valid. None for priors on
         predictions.
@@ -116,7 +116,9 @@ def mean_square(difference: PyTree) -> Array:
 
 
 def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
-    """Weighted mean ``sum_i w_i a_i / sum_i w_i`` of leaves a [C, ...], for weights w [C] that are not all zero."""
+    """Weighted mean ``sum_i w_i a_i / sum_i w_i`` of stacked arrays a [C, ...], for weights w [C] that are not all
+    zero.
+    """
     share = weights / weights.sum()
     return jax.tree.map(lambda a: jnp.tensordot(share.astype(a.dtype), a, axes=1), stacked)
 
@@ -186,8 +188,8 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
     """Maximum-likelihood estimate of location and scale from the valid models.
 
-    The models are a tree with leaves [C, ...]; the mask ``valid`` [C] marks the valid rows. With a single model, the
-    scale is zero.
+    ``thetas`` are C stacked models, a pytree of arrays [C, ...]; the mask ``valid`` [C] marks the valid ones. With a
+    single model, the scale is zero.
     """
     mu = family.locate(thetas, valid)
     spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)

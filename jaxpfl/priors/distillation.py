@@ -189,5 +189,5 @@ def prior(
 
 def _needed(on: Examples | None) -> Examples:
     if on is None:
-        raise JaxpflError("the distillation prior compares predictions: it requires examples")
+        raise JaxpflError("the distillation prior requires examples, to compare predictions, got None")
     return on

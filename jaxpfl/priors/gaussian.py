@@ -71,7 +71,7 @@ def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
 
 
 def mean(thetas: PyTree, valid: Array) -> PyTree:
-    """Mean of the valid models, whose leaves are [C, ...]. If no model is valid, the mean of all models."""
+    """Mean of the valid models among C stacked models, arrays [C, ...]; the mean of all if no model is valid."""
     return weighted_mean(jnp.where(valid.any(), valid.astype(jnp.result_type(float)), 1), thetas)
 
 

@@ -3,9 +3,10 @@ r"""Gaussian-mixture prior of AdaMix, with k centers.
 .. math:: -\log p(\theta) = -\log \sum_{l=1}^k p_l (2 \pi s_l^2)^{-d/2} \exp(-|\theta-\mu_l|^2 / (2 s_l^2))
 
 with probabilities p_l, centers mu_l and variances s2_l = s_l^2; theta has d entries. The parameters are estimated by EM
-on all models. An EM step never lowers the likelihood, even with a lower bound (floor) on the variances: the expected
-log likelihood has a single maximum in s2_l, so raising s2_l to the floor maximizes it over the allowed range. Without a
-floor the likelihood is unbounded, because a center can coincide with a model while its variance goes to zero.
+on all models. An EM step never lowers the likelihood, even with a lower bound (floor) on the variances. The reason is
+that the expected log likelihood has a single maximum in s2_l, so that the floor is its maximizer over the allowed range
+if the maximum is below. Without a floor the likelihood is unbounded, because a center can coincide with a model while
+its variance goes to zero.
 
 Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
 version (https://arxiv.org/abs/2207.01771) has the exponent m/2 instead of d/2.
@@ -99,7 +100,7 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
-    r"""Proximal step on EM's quadratic upper bound of the penalty at theta.
+    r"""Proximal step on EM's quadratic upper bound of the penalty, which touches the penalty at theta.
 
     As a function of the model t, and up to a constant, the bound is
 
@@ -121,8 +122,8 @@ def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
     """Run ``steps`` EM steps on the valid models.
 
-    The models are a tree with leaves [C, ...]; the mask ``valid`` [C] marks the valid rows. A component without models
-    keeps its center and variance, and its probability becomes zero.
+    ``thetas`` are C stacked models, a pytree of arrays [C, ...]; the mask ``valid`` [C] marks the valid ones. A
+    component without models keeps its center and variance, and its probability becomes zero.
     """
     d = optax.tree.size(thetas) / valid.shape[0]
 

@@ -8,9 +8,9 @@ rho for mu and rho' for b (the Fisher information is 1/b^2 for each entry, both 
 
 .. math:: \mu^+ = \mu + \rho\, b \operatorname{sign}(\theta - \mu), \qquad b^+ = b + \rho' (|\theta - \mu^+|_1 / d - b)
 
-The average over clients does not change if mu is a median of the clients' models and b is their mean absolute deviation
-from mu. The paper's first term is m log(2 b) for m clients; in this module, each of the d entries of each client
-contributes a term log(2 b).
+On average over clients, these steps leave mu and b unchanged if mu is a median of the clients' models and b is their
+mean absolute deviation from mu. The paper's first term is m log(2 b) for m clients; in this module, each of the d
+entries of each client contributes a term log(2 b).
 
 Reference: Ozkara et al. 2023, appendix E, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
@@ -71,7 +71,7 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def median(thetas: PyTree, valid: Array) -> PyTree:
-    """Median of each entry over the valid models, whose leaves are [C, ...]; zero if no model is valid."""
+    """Median of each entry over the valid models among C stacked models, arrays [C, ...]; zero if no model is valid."""
 
     def leaf_median(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))

@@ -188,9 +188,9 @@ class Reshaped(nn.Module):
 
 REFUSED = {
     "statistic 'seen', whose layer is not a flax.linen.BatchNorm": Counting(),
-    "gets 30 rows for 6 examples": Reshaped(),
-    "has axis_name = i": Net(nn.BatchNorm(axis_name="i")),
-    "examples as features": Net(nn.BatchNorm(axis=0)),
+    "got 30 rows for 6 examples": Reshaped(),
+    "must not have an axis_name, got i": Net(nn.BatchNorm(axis_name="i")),
+    "over the examples' axis": Net(nn.BatchNorm(axis=0)),
     "normalizes by batches in evaluation": Net(nn.BatchNorm(use_running_average=False)),
 }
 
