@@ -114,7 +114,7 @@ def test_tokens_beyond_the_vocabulary_are_refused():
 def test_a_fit_is_not_pickled_but_its_results_are(federation):
     result = fit(federation, "local")
     for holder in (result, result.simulation):
-        with pytest.raises(JaxpflError, match=r"neither compiled programs nor a Fit .* pickle its state"):
+        with pytest.raises(JaxpflError, match=r"a Simulation or a Fit cannot be pickled, .* pickle the Fit's state"):
             pickle.dumps(holder)
     kept = pickle.loads(pickle.dumps((result.state, result.history, result.scores)))
     np.testing.assert_array_equal(kept[2]["after"]["accuracy"], result.scores["after"]["accuracy"])

@@ -314,7 +314,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(test_share=1.0), "test_share must be >= 0 and < 1, got 1"),
     (split(split_seed=-1), "split_seed must be at least 0, got -1"),
     (split(TOY._replace(num_classes=2)), r"labels must be from 0 to 1"),
-    (split(TOY._replace(y_train=np.stack([TOY.y_train] * 2, 1))), r"integer labels \[N\], got int\d+ \[60, 2\]"),
+    (split(TOY._replace(y_train=np.stack([TOY.y_train] * 2, 1))), r"must be integers \[N\], got int\d+ \[60, 2\]"),
     (split(TOY._replace(x_test=TOY.x_train)), "give both x_test and y_test, or neither"),
     (split(TOY._replace(y_train=TOY.y_train[:5])), "60 inputs but 5 labels"),
     (split(TOY._replace(x_train=np.where(TOY.x_train == 17, np.nan, 1))), "toy', train: an input of example 17 is NaN"),
