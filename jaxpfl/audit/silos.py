@@ -1,9 +1,9 @@
 """Game with one canary example in a silo, for runs in which noise protects single examples.
 
-The canary is the first example of a silo. Its gradient is a vector with equal entries, so long that clipping shortens
-it to the norm C. If a world's coin excludes the canary, its gradient is zero, as if the silo did not have the example.
-A world's scores are sums of the entries of what leaves the silo: its uploads and its personalized model. The claim
-must cover them even for someone who knows all other examples.
+The canary is the first example of a silo, or all examples of its first person. Its gradient is a vector with equal
+entries, so long that clipping shortens it to the norm C. If a world's coin excludes the canary, its gradient is zero,
+as if the silo did not have it. A world's scores are sums of the entries of what leaves the silo: its uploads and its
+personalized model. The claim must cover them even for someone who knows all other examples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.audit.subject import Scores, Subject, coin, tosses
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, wrapped_client
-from jaxpfl.core.types import Array, Examples, Key, PyTree, Splits
+from jaxpfl.core.types import Array, Key, PyTree, Splits
 from jaxpfl.privacy.guarded import ExampleLoss, GuardedBatch, GuardedData
 from jaxpfl.support.errors import JaxpflError
 
@@ -43,17 +43,17 @@ class _MarkedBatch(GuardedBatch):
 
 
 class _MarkedData(GuardedData):
-    """Guarded data whose first example has a mark."""
+    """Guarded data whose first example (or person) has a mark."""
 
     def __init__(self, data: GuardedData, mark: Array):
         stored = data._data
-        x, y = stored.examples
-        marks = jnp.where(jnp.arange(y.shape[0]) == stored.start, mark, 0)
-        super().__init__(data._ledger, replace(stored, examples=Examples((x, marks), y)), data._drawn)
+        units = jnp.arange(stored.examples.y.shape[0]) if stored.persons is None else stored.persons
+        marks = jnp.where(units == units[stored.start], mark, 0)
+        super().__init__(data._ledger, stored.with_examples(x=(stored.examples.x, marks)), data._drawn)
 
     def _batch(self, *drawn: Any, **more: Any) -> GuardedBatch:
         batch = super()._batch(*drawn, **more)
-        return _MarkedBatch(batch._ledger, batch._descent, batch._examples, batch._noise_key, batch._mechanism)
+        return _MarkedBatch(batch._ledger, batch._descent, batch._units, batch._noise_key, batch._mechanism)
 
 
 class _Kept(NamedTuple):
@@ -102,8 +102,11 @@ def _marked(usual: Client, client_id: int, rounds: int) -> Client:
 def silo_scores(subject: Subject) -> Scores:
     """Build the function that simulates worlds with one canary, in a silo with the largest epsilon."""
     assert subject.silo is not None
-    rounds, sizes = subject.run.spec.rounds, np.asarray(subject.run.federation.train.size)
-    place = int(np.argmax(sizes == subject.silo.examples))
+    rounds, train, silo = subject.run.spec.rounds, subject.run.federation.train, subject.silo
+    like = np.asarray(train.size) == silo.examples
+    if silo.persons is not None:
+        like &= train.count_persons()[0] == silo.persons
+    place = int(np.argmax(like))
     ids, name = subject.ids[[place]], subject.run.spec.method.name
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
 Array: TypeAlias = jax.Array
@@ -48,6 +49,21 @@ class Examples(NamedTuple):
     y: Any
 
 
+class PersonExamples(NamedTuple):
+    """`Examples` whose persons are known: a third array has the number of each example's person, [N] int32.
+
+    A person's examples at a client are adjacent (`ClientData.count_persons` checks this). The type differs from
+    `Examples`, so that ``x, y = examples`` holds for all other stores.
+    """
+
+    x: PyTree
+    y: Any
+    persons: Any
+
+
+Store: TypeAlias = Examples | PersonExamples
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["examples", "start", "size"],
@@ -69,14 +85,14 @@ class ClientData:
         capacity.
     """
 
-    examples: Examples
+    examples: Store
     start: Any
     size: Any
     capacity: int
     chunk: int
 
     @classmethod
-    def stacked(cls, examples: Examples, sizes: Sequence[int] | np.ndarray) -> ClientData:
+    def stacked(cls, examples: Store, sizes: Sequence[int] | np.ndarray) -> ClientData:
         """Stack the clients of a store on the host.
 
         Args:
@@ -156,7 +172,8 @@ class ClientData:
     def rows(self, places: Any) -> ClientData:
         """Select clients by their rows in the stack, on the host.
 
-        If the selected clients have fewer examples than the store, their examples are copied to a new store.
+        If the selected clients have fewer examples than the store, their examples are copied to a new store, which is
+        in temporary files if the examples are in files.
 
         Args:
           places: row numbers in the new order, or a mask [m].
@@ -182,7 +199,35 @@ class ClientData:
                 "not by slicing its arrays"
             )
 
-    def flat(self) -> Examples:
+    @property
+    def persons(self) -> Any:
+        """Person of each example in the store, [N] int32; None if unknown."""
+        return getattr(self.examples, "persons", None)
+
+    def count_persons(self) -> tuple[np.ndarray, int]:
+        """Count the persons of each client on the host, [m], and the largest number of examples of a person.
+
+        Raises:
+          JaxpflError: if a person's examples are at several clients, or are not adjacent.
+        """
+        size, examples = np.asarray(self.size), self.with_examples(x=()).flat()
+        assert isinstance(examples, PersonExamples)
+        persons = examples.persons
+        client = np.repeat(np.arange(len(size)), size)
+        first = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(persons, prepend=-1))
+        names, times = np.unique(persons[first], return_counts=True)
+        if (times > 1).any():
+            raise JaxpflError(
+                f"{(times > 1).sum()} of {len(names)} persons have examples at several clients, or apart at one: "
+                "a person can be protected only if all of its examples are together at one client"
+            )
+        return np.bincount(client[first], minlength=len(size)), int(np.diff(first, append=len(persons)).max(initial=0))
+
+    def without_persons(self) -> ClientData:
+        """Return the same clients without the persons of their examples."""
+        return self if self.persons is None else replace(self, examples=Examples(*self.examples[:2]))
+
+    def flat(self) -> Store:
         """Concatenate the clients' examples on the host, in the order of the stack.
 
         Raises:
@@ -195,15 +240,15 @@ class ClientData:
             return jax.tree.map(np.asarray, self.examples)
         return self._copy(start, size)
 
-    def _copy(self, start: np.ndarray, size: np.ndarray) -> Examples:
+    def _copy(self, start: np.ndarray, size: np.ndarray) -> Store:
         ends = np.cumsum(size, dtype=np.int64)
         places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[places], self.examples)
+        return jax.tree.map(lambda leaf: host_memory.gathered(np.asarray(leaf), places), self.examples)
 
     def with_examples(self, x: PyTree | None = None, y: Any = None) -> ClientData:
         """Return the same clients with other inputs or labels, [N, ...] in the order of the store."""
         old = self.examples
-        return replace(self, examples=Examples(old.x if x is None else x, old.y if y is None else y))
+        return replace(self, examples=old._replace(x=old.x if x is None else x, y=old.y if y is None else y))
 
     def bounded(self, capacity: int) -> ClientData:
         """Return the same clients with another capacity. Results must not depend on the capacity."""

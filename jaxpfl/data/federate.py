@@ -16,7 +16,7 @@ from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
 from jaxpfl.data.sources.base import Preparation, Source, are_unseen, pooled, unseen
-from jaxpfl.data.stack import Dealt, alike, chosen, labels, nonempty_clients, stack_dealt, warn_of_shared
+from jaxpfl.data.stack import Dealt, alike, labels, nonempty_clients, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, filled, fills_of, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -91,9 +91,10 @@ def federate(source: Source, **settings: Any) -> Federation:
     "natural", if no test user is a training user), each client's examples are split into training and test examples.
     The two parts have class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each
     user's last examples are held out instead. If the source names persons, all examples of a person are in the same
-    part. The partition "natural" leaves out test users without training examples, with a warning; `federate_unseen`
-    makes clients of such users. If the source is in files, the clients' inputs are written to temporary files. Missing
-    values of a table (`TableOptions.missing`) are replaced as in `fills_of`.
+    part, and each client's training examples are sorted by person. The partition "natural" leaves out test users
+    without training examples, with a warning; `federate_unseen` makes clients of such users. If the source is in files,
+    the clients' inputs are written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced
+    as in `fills_of`.
 
     Args:
       source: data set to split.
@@ -147,6 +148,8 @@ def federate(source: Source, **settings: Any) -> Federation:
         train, test = _hold_out(train, source, test_share, split_seed, SplitPurpose.TEST)
     assert y_test is not None
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
+    if source.persons is not None:
+        train = [own[np.argsort(source.persons[own], kind="stable")] for own in train]
     kept, names = np.arange(len(train)), _names(source, dealt.train) if given.partition == "natural" else None
     if given.partition == "natural" and test_share > 0.0:
         # Clients without training examples are not removed here, because `stack_dealt` checks them.
@@ -160,7 +163,7 @@ def federate(source: Source, **settings: Any) -> Federation:
         return Dealt(x, y, [own[client] for client in kept], None if dealt.labels is None else dealt.labels[kept])
 
     federation = stack_dealt(
-        dealt_of(x_train, source.y_train, train),
+        dealt_of(x_train, source.y_train, train)._replace(persons=source.persons),
         dealt_of(x_test, y_test, test),
         dealt_of(x_train, source.y_train, validation),
         kept,
@@ -320,11 +323,16 @@ def _check_source(source: Source) -> None:
             )
         if len(y) and y.max() >= source.num_classes:
             raise JaxpflError(f"{whose}: labels must be from 0 to {source.num_classes - 1}")
-    for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):
-        if users is not None and (
-            y is None or users.shape != y.shape[:1] or not np.issubdtype(users.dtype, np.integer)
-        ):
-            raise JaxpflError(f"data set {source.name!r}, {part}: users must be integers, one for each example")
+    for part, kind, who, y in (
+        ("train", "users", source.users_train, source.y_train),
+        ("test", "users", source.users_test, source.y_test),
+        ("train", "persons", source.persons, source.y_train),
+    ):
+        if who is not None and (y is None or who.shape != y.shape[:1] or not np.issubdtype(who.dtype, np.integer)):
+            raise JaxpflError(f"data set {source.name!r}, {part}: {kind} must be integers, one for each example")
+    if source.persons is not None and (source.y_test is not None or source.ordered):
+        has = "a test set whose persons are unknown" if source.y_test is not None else "ordered examples"
+        raise JaxpflError(f"data set {source.name!r}: persons cannot be kept together with {has}: leave out persons")
     if source.superclasses is not None and source.superclasses.shape != (source.num_classes,):
         raise JaxpflError(f"data set {source.name!r}: superclasses must have shape [{source.num_classes}]")
 
@@ -390,4 +398,4 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
     scores = portable.uniform(split_rng(split_seed, SplitPurpose.UNSEEN), clients)
     apart = np.zeros(clients, bool)
     apart[np.argsort(scores, kind="stable")[:unseen]] = True
-    return chosen(federation, ~apart), chosen(federation, apart)
+    return federation.rows(~apart), federation.rows(apart)

@@ -27,7 +27,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpfl.core.types import EQUAL, Array, ClientData, Examples, PyTree
+from jaxpfl.core.types import EQUAL, Array, ClientData, PyTree, Store
 
 OfChunk = Callable[[PyTree, Array, Array], PyTree]
 """Function of one chunk, ``(x [c, ...], y [c], valid [c]) -> tree``; x and y are zero where not valid."""
@@ -70,7 +70,7 @@ def _length(data: ClientData) -> int:
     return max(min(data.chunk, data.capacity), 1)
 
 
-def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: int) -> tuple[PyTree, Array, Array]:
+def _chunk(examples: Store, start: Array, size: Array, first: Any, length: int) -> tuple[PyTree, Array, Array]:
     """Gather a chunk of the client's examples that begins with example ``first``."""
     own = first + jnp.arange(length, dtype=jnp.int32)
     valid = own < size
@@ -81,7 +81,7 @@ def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: in
         rows = _rows(leaf, jnp.where(valid, start + own, 0))
         return jnp.where(valid.reshape(-1, *[1] * (leaf.ndim - 1)), rows, jnp.zeros((), leaf.dtype))
 
-    x, y = jax.tree.map(gathered, tuple(examples))
+    x, y = jax.tree.map(gathered, examples[:2])
     return x, y, valid
 
 
@@ -140,7 +140,7 @@ def _chunk_results(
     result = traced[-1][1]
 
     def chunk_result(
-        nth: int, examples: Examples, start: Array, size: Array, first: Array, held: list[Array]
+        nth: int, examples: Store, start: Array, size: Array, first: Array, held: list[Array]
     ) -> list[Array]:
         leaves = jax.tree.leaves(_chunk(examples, start, size, first, lengths[nth]))
         return jaxpr_as_fun(ClosedJaxpr(traced[nth][0].jaxpr, held))(*leaves)
@@ -148,7 +148,7 @@ def _chunk_results(
     def nothing(clients: int) -> list[Array]:
         return [jnp.zeros((clients, *shape(leaf)), leaf.dtype) for leaf in jax.tree.leaves(result)]
 
-    def alone(examples: Examples, start: Array, size: Array, held: list[list[Array]]) -> list[Array]:
+    def alone(examples: Store, start: Array, size: Array, held: list[list[Array]]) -> list[Array]:
         done = nothing(1)
         for nth, chunks in enumerate(_chunks(data, size)):
 
@@ -164,7 +164,7 @@ def _chunk_results(
 
     @passed.def_vmap
     def together(
-        clients: int, mapped: list[Any], examples: Examples, start: Array, size: Array, held: list[list[Array]]
+        clients: int, mapped: list[Any], examples: Store, start: Array, size: Array, held: list[list[Array]]
     ) -> tuple[list[Array], list[bool]]:
         of_examples, of_start, of_size, of_held = mapped
         every = [True] * len(jax.tree.leaves(result))

@@ -190,7 +190,7 @@ def warn_of_shared(federation: Federation) -> Federation:
     return federation
 
 
-def _hashes(examples: store.Examples) -> np.ndarray:
+def _hashes(examples: store.Store) -> np.ndarray:
     """Hash each example, [N] uint64: multiply its 32-bit words by random weights and add the products."""
     rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
     for leaf in jax.tree.leaves(examples):
@@ -323,30 +323,6 @@ def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
     )
 
 
-def chosen(federation: Federation, mask: np.ndarray) -> Federation:
-    """Return the federation with only the clients in a mask [m].
-
-    If examples are in memory-mapped files, the chosen examples are copied to temporary files.
-
-    Raises:
-      UnwritableError: if the disk has too little space for the temporary files.
-    """
-
-    def split_rows(split: ClientData) -> ClientData:
-        if not any(host_memory.is_mapped(leaf) for leaf in jax.tree.leaves(split.examples)):
-            return split.rows(np.flatnonzero(mask))
-        start, size = np.asarray(split.start)[mask], np.asarray(split.size)[mask]
-        ends = np.cumsum(size, dtype=np.int64)
-        places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
-        examples = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), split.examples)
-        return ClientData.stacked(examples, size).bounded(split.capacity)
-
-    names = federation.client_names and federation.client_names.rows(np.flatnonzero(mask))
-    train, validation, test = map(split_rows, federation.all_splits)
-    ids = np.asarray(federation.client_ids)[mask]
-    return Federation(ids, train, validation, test, names, federation.preparation)
-
-
 class Dealt(NamedTuple):
     """One split's examples, and their assignment to m clients.
 
@@ -355,12 +331,14 @@ class Dealt(NamedTuple):
       y: labels [N] or [N, d].
       places: indices of each client's examples in x and y, one array per client.
       labels: label that each client gives to each class, [m, num_classes]; None to keep the labels.
+      persons: person of each example, [N]; None if unknown. A person's examples must be adjacent in ``places``.
     """
 
     x: Any
     y: np.ndarray
     places: Sequence[np.ndarray]
     labels: np.ndarray | None
+    persons: np.ndarray | None = None
 
 
 def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
@@ -428,9 +406,10 @@ def stack_dealt(
         if split.labels is not None:
             y = np.asarray(split.labels)[kept][np.repeat(np.arange(len(sizes)), sizes), y]
         x = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), split.x)
-        return ClientData.stacked(
-            store.Examples(x, np.asarray(y.astype(np.float32 if real else np.int32, copy=False))), sizes
-        )
+        y = np.asarray(y.astype(np.float32 if real else np.int32, copy=False))
+        persons = split.persons
+        made = store.Examples(x, y) if persons is None else store.PersonExamples(x, y, persons[places])
+        return ClientData.stacked(made, sizes)
 
     return Federation(ids, *map(stacked, splits, sizes), client_names=names and names.rows(np.flatnonzero(kept)))
 

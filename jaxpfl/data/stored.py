@@ -1,9 +1,10 @@
 """Federations in folders of ``.npy`` files, which are memory-mapped when they are opened.
 
-A folder contains ``client_ids.npy`` and three kinds of files for each split: ``SPLIT-size.npy`` contains the clients'
-numbers of examples, ``SPLIT-y.npy`` the labels, and ``SPLIT-x-I.npy`` one array of the inputs. Labels and inputs are in
-client order. The manifest, ``federation.json``, describes these files, and records each file's size and CRC-32. The
-folder is written under a temporary name, and renamed when it is complete.
+A folder contains ``client_ids.npy`` and several files for each split: ``SPLIT-size.npy`` contains the clients' numbers
+of examples, ``SPLIT-y.npy`` the labels, ``SPLIT-x-I.npy`` one array of the inputs, and ``SPLIT-persons.npy`` the person
+of each example, if known. All but the sizes are in client order. The manifest, ``federation.json``, describes these
+files, and records each file's size and CRC-32. The folder is written under a temporary name, and renamed when it is
+complete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core.trees import checksum
-from jaxpfl.core.types import ClientData, Examples, Federation, Names
+from jaxpfl.core.types import ClientData, Examples, Federation, Names, PersonExamples
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Preparation, Source
 from jaxpfl.data.sources.npz import read_npy
@@ -223,7 +224,8 @@ def _check_structure(x: Any) -> None:
 
 def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:
     leaves, structure = jax.tree.flatten(data.examples.x)
-    return {
+    persons = {} if data.persons is None else {"persons": _write(folder / f"{name}-persons.npy", data.persons, data)}
+    return persons | {
         "capacity": data.capacity,
         "chunk": data.chunk,
         "size": _write(folder / f"{name}-size.npy", np.asarray(data.size)),
@@ -282,6 +284,8 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
         leaves = [opened(f"{name}-x-{i}", leaf) for i, leaf in enumerate(entry["x"])]
         x = jax.tree.map(lambda place: leaves[place], entry["structure"])
         examples = Examples(x, y)
+        if "persons" in entry:
+            examples = PersonExamples(x, y, opened(f"{name}-persons", entry["persons"]))
         lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
         if size.shape != (clients,) or lengths != {int(size.sum(dtype=np.int64))}:
             raise ValueError("its clients' numbers of examples do not match its files")

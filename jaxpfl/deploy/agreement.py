@@ -54,7 +54,9 @@ class Agreement:
     @classmethod
     def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Self:
         """Make an agreement with the number of clients and the shapes of examples of a simulated federation."""
-        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.examples)
+        example = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.without_persons().examples
+        )
         return cls(spec, example, federation.num_clients, scaling, seed)
 
     def __post_init__(self) -> None:

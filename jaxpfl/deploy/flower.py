@@ -59,7 +59,11 @@ def write_app(folder: Path, agreement: Agreement, clients: Federation | None = N
             assert clients is not None
             (place / "clients").mkdir(exist_ok=True)
             parts = zip(("train", "validation", "test"), clients.rows([row]).all_splits, strict=True)
-            arrays = {f"{k}_{name}": a for name, part in parts for k, a in zip("xy", part.flat(), strict=True)}
+            arrays = {
+                f"{k}_{name}": a
+                for name, part in parts
+                for k, a in zip("xy", part.without_persons().flat(), strict=True)
+            }
             np.savez(place / "clients" / f"{row}.npz", **arrays)
 
 

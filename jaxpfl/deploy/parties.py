@@ -326,6 +326,7 @@ def _checked(agreement: Agreement, data: Federation) -> Federation:
     """
     if not int(data.train.size[0]):
         raise JaxpflError("this node has no training examples: leave it out of the deployment")
+    data = data._replace(train=data.train.without_persons())
     data = data if agreement.scaling is None else scaled(data, agreement.scaling)
     task = agreement.assembled.task
     for name, split in zip(("training", "validation", "test"), data.all_splits, strict=True):

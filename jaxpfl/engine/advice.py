@@ -146,15 +146,17 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
     A method that publishes all data of one random client satisfies a privacy claim about users with delta =
     1 / clients. A method that publishes one random example of each client satisfies a claim about examples with delta =
-    1 / examples, where ``examples`` is the number of examples of the largest client.
+    1 / examples, where ``examples`` is the number of examples of the largest client. The same is true of persons.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:
-        largest = int(np.max(np.asarray(federation.train.size), initial=1))
+        train = federation.train
+        unit, counts = ("example", train.size) if train.persons is None else ("person", train.count_persons()[0])
+        largest = int(np.max(np.asarray(counts), initial=1))
         if delta is not None and 1 / largest <= delta < 1:
             warn(
-                f"privacy.delta should be below {1 / largest:g} (the largest client has {largest} examples), got "
-                f"{delta:g}: even publishing one random example of each client would satisfy such a claim",
+                f"privacy.delta should be below {1 / largest:g} (the largest client has {largest} {unit}s), got "
+                f"{delta:g}: even publishing one random {unit} of each client would satisfy such a claim",
                 strict=strict,
             )
         return

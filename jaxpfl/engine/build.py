@@ -140,6 +140,9 @@ def put_together(
     """
     if spec.patience is not None:
         _check_patience(spec.patience, federation, task.kind)
+    if not spec.guards_examples:  # only this unit of privacy uses persons
+        federation = federation._replace(train=federation.train.without_persons())
+        unseen = unseen and unseen._replace(train=unseen.train.without_persons())
     hp, cohorts = spec.hp, cohorts_of(spec, federation.num_clients)
     attackers = None
     if spec.attack is not None:
@@ -153,11 +156,6 @@ def put_together(
     if work.augment is not None:
         augmentation.check(work.augment, task)
     if spec.guards_examples:
-        if federation.preparation is not None and federation.preparation.persons:
-            raise JaxpflError(
-                "privacy.unit = example protects individual rows, not all rows of a person: leave out person, or "
-                "protect whole clients with privacy.unit = user"
-            )
         if task.statistics is not None:
             raise JaxpflError(
                 "privacy.unit = example does not support batch normalization, which mixes the examples of a batch: use "

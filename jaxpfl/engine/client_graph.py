@@ -83,7 +83,7 @@ def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEI
 
 def _input_vectors(space: str, federation: Federation) -> Array:
     """Array that represents each client's inputs in the space "data" or "features", [m, ...]."""
-    x, y = federation.train.flat()
+    x, y = federation.train.flat()[:2]
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         raise JaxpflError(f"graph = {space} requires one floating-point array as inputs: use graph = models")
     (leaf,) = jax.tree.leaves(x)

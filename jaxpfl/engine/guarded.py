@@ -41,7 +41,9 @@ def uses_of(
       JaxpflError: if the method uses an example for anything but private gradients.
     """
     ledgers: list[Ledger] = []
-    some = mechanism_of(np.array([1]), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
+    least: Any = {"batch_size": 1, "per_round": int, "once": int, "releases": 1, "rounds": 1, "clipping_norm": 1.0}
+    one = np.array([1])
+    some = mechanism_of(one, **least, persons=None if federation.train.persons is None else (one, 1))
     guarded = guard_examples(algorithm, method, some, ledgers)
     key, zero = jax.random.key(0), jnp.int32(0)
 
@@ -109,6 +111,12 @@ def mechanism_for(
             "draw": None if is_default(spec, "draw") else spec.draw,
         }
     )
+    known = federation.preparation
+    if known is not None and known.persons and federation.train.persons is None:
+        raise JaxpflError(
+            "privacy.unit = example must protect all examples of a person, but the federation no longer has the person "
+            "of each example: make it again from the data set"
+        )
     ledgers = uses_of(build(), method, hp, federation, participation)
     rounds = [ledger for ledger in ledgers if ledger.call in ("update", "idle")]
     after = [ledger for ledger in ledgers if ledger.call == "personalize"]
@@ -136,6 +144,7 @@ def mechanism_for(
         noise_multiplier=1.0 if config.noise_multiplier is None else float(np.asarray(config.noise_multiplier)),
         noise_seed=config.noise_seed,
         cuts=config.accountant == "pld",
+        persons=None if federation.train.persons is None else federation.train.count_persons(),
     )
     if config.epsilon is None:
         return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl import models
 from jaxpfl.core.settings import check_kind
-from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
+from jaxpfl.core.types import NO_LABEL, ClientData, Federation, Store
 from jaxpfl.data.labels import are_classes, digit_loss
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import MODEL, RunSpec
@@ -193,7 +193,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     return of_first[0] if of_first else 1
 
 
-def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
+def _tokens(stated: int | None, federation: Federation, examples: list[Store]) -> int:
     """Size of the vocabulary that inputs and labels of next-token prediction share."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:

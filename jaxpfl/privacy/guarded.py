@@ -6,7 +6,8 @@ run can be accounted for. Any other access to an example (a pass over all exampl
 prediction) raises an error while the method is traced. Therefore every use of an example is accounted for, even in a
 method that a user has written.
 
-Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C. Noise
+Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C; if the
+persons of the examples are known, so does adding or removing all examples of a person. Noise
 N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on the round, the
 client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
 """
@@ -133,12 +134,12 @@ class GuardedBatch:
         self,
         ledger: Ledger,
         descent: int,
-        examples: tuple[PyTree, Array, Array],
+        units: tuple[PyTree, Array, Array],
         noise_key: Key,
         mechanism: tuple[_OfClient, float],
     ):
         self._ledger, self._descent = ledger, descent
-        self._examples, self._noise_key, self._mechanism = examples, noise_key, mechanism
+        self._units, self._noise_key, self._mechanism = units, noise_key, mechanism
         self._level = jax.extend.core.get_opaque_trace_state(convention="flax")
         self._releases = 0
         self.loss = jnp.zeros(())
@@ -149,7 +150,7 @@ class GuardedBatch:
         self._ledger.refuse(f"reads {name} of a mini-batch instead of its private gradient")
 
     def gradient(self, loss: ExampleLoss, params: PyTree, key: Key) -> tuple[Array, PyTree]:
-        """Compute the noisy sum of the examples' clipped gradients, divided by the expected batch size.
+        """Compute the noisy sum of the clipped gradients of examples (or persons), divided by the expected batch size.
 
         Args:
           loss: loss of one example.
@@ -167,19 +168,22 @@ class GuardedBatch:
         self._releases += 1
         self._ledger.released(self._descent, self._releases)
         noise_key = stream(self._noise_key, Purpose.RELEASE_NOISE, self._releases)
-        (x, y, valid), (of_client, limit) = self._examples, self._mechanism
+        (x, y, valid), (of_client, limit) = self._units, self._mechanism
+        keys = jax.vmap(lambda nth: jax.random.fold_in(key, nth))(jnp.arange(valid.size)).reshape(valid.shape)
 
-        def example_gradient(x: PyTree, y: Array, nth: Array) -> tuple[Array, PyTree]:
-            alone = jax.tree.map(lambda a: a[None], (x, y))
-            own = jax.random.fold_in(key, nth)
-            value, gradient = jax.value_and_grad(lambda at: loss(at, own, *alone)[0])(params)
-            return value, clip(gradient, limit)[0]
+        def unit_gradient(x: PyTree, y: Array, valid: Array, keys: Key) -> tuple[Array, PyTree]:
+            def unit_loss(at: PyTree) -> tuple[Array, Array]:
+                each = jax.vmap(lambda key, *one: loss(at, key, *jax.tree.map(lambda a: a[None], one))[0])(keys, x, y)
+                return jnp.where(valid, each, 0).sum(), each
 
-        values, gradients = jax.vmap(example_gradient)(x, y, jnp.arange(valid.shape[0]))
-        total = jax.tree.map(lambda g: trees.where_rows(valid, g).sum(axis=0), gradients)
+            gradient, each = jax.grad(unit_loss, has_aux=True)(params)
+            return each, clip(gradient, limit)[0]
+
+        values, gradients = jax.vmap(unit_gradient)(x, y, valid, keys)
+        total = jax.tree.map(lambda g: trees.where_rows(valid[:, 0], g).sum(axis=0), gradients)
         noisy = add_gaussian(noise_key, total, of_client.stddev, "a batch")
         mean = jax.tree.map(lambda g, p: (g / of_client.expected).astype(p.dtype), noisy, params)
-        self.loss = trees.valid_mean(valid, values).astype(self.loss.dtype)
+        self.loss = trees.valid_mean(valid.ravel(), values.ravel()).astype(self.loss.dtype)
         return jnp.full_like(self.loss, jnp.nan), mean
 
 
@@ -192,6 +196,8 @@ class GuardedData:
     """
 
     def __init__(self, ledger: Ledger, data: ClientData, drawn: tuple[Key, _OfClient, SiloMechanism] | None = None):
+        if drawn is not None and (drawn[2].person_examples is None) != (data.persons is None):
+            raise ValueError("the mechanism and the data disagree on whether persons are protected")
         self.size, self.capacity = data.size, data.capacity
         self._ledger, self._data, self._drawn = ledger, data, drawn
 
@@ -236,28 +242,46 @@ class GuardedData:
         return batches_of
 
     def _batch(self, key: Key, descent: int, of_client: _OfClient, mechanism: SiloMechanism) -> GuardedBatch:
-        data = self._data
-        places, valid = poisson_batch(key, of_client, data.size, data.capacity, mechanism.slots)
+        data, most = self._data, mechanism.person_examples
+
+        def gathered(leaf: Array, places: Array) -> Array:
+            return leaf.at[data.start + places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+        first = jnp.arange(data.capacity) < data.size
+        if most is not None:
+            own = gathered(data.persons, jnp.where(first, jnp.arange(data.capacity), 0))
+            first &= (jnp.arange(data.capacity) == 0) | (own != jnp.roll(own, 1))
+        places, valid = poisson_batch(key, of_client, first, mechanism.slots)
         # All indices are in bounds: invalid slots read the client's first example, and empty clients start at 0.
-        x, y = jax.tree.map(
-            lambda leaf: leaf.at[data.start + places].get(mode="promise_in_bounds", wrap_negative_indices=False),
-            tuple(data.examples),
-        )
+        places, valid = places[:, None], valid[:, None]
+        if most is not None:  # a person's examples are adjacent, and the rest is padded by the first one
+            rows = places + jnp.arange(most)
+            own = rows < data.size
+            own &= gathered(data.persons, jnp.where(own, rows, places)) == gathered(data.persons, places)
+            places, valid = jnp.where(own, rows, places), valid & own
+        x, y = jax.tree.map(lambda leaf: gathered(leaf, places), data.examples[:2])
         # Zero invalid examples before the model: masking its output would still give NaN gradients.
-        x, y = jax.tree.map(lambda a: trees.where_rows(valid, a), (x, y))
+        x, y = jax.tree.map(lambda a: trees.where_rows(valid[:, 0], a), (x, y))
         return GuardedBatch(self._ledger, descent, (x, y, valid), key, (of_client, mechanism.clipping_norm))
 
 
-def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, slots: int) -> tuple[Array, Array]:
-    """Draw every example independently with the client's rate; a draw of more than ``slots`` examples is reduced to a
-    random subset.
+def poisson_batch(key: Key, of_client: _OfClient, first: Array, slots: int) -> tuple[Array, Array]:
+    """Draw every example (or person) independently with the client's rate; a draw of more than ``slots`` is reduced to
+    a random subset.
+
+    Args:
+      key: key of the mini-batch.
+      of_client: the client's settings.
+      first: mask of the client's examples, or of the first example of each of its persons, [capacity].
+      slots: largest number of drawn examples (or persons).
 
     Returns:
       Indices of the drawn examples among the client's examples, [slots] int32, 0 for slots that are not valid, and the
-      mask of valid slots, [slots]. If ``capacity`` is smaller than ``slots``, there are ``capacity`` slots.
+      mask of valid slots, [slots]. If the capacity is smaller than ``slots``, there is a slot for each example.
     """
+    (capacity,) = first.shape
     score = (bits(stream(key, Purpose.BATCHES), (capacity,)) >> 1).astype(jnp.int32)
-    drawn = (jnp.arange(capacity) < size) & (of_client.whole | (score < of_client.threshold))
+    drawn = first & (of_client.whole | (score < of_client.threshold))
     # Keep the smallest scores. The scores of drawn examples are independent and uniform, so all subsets of the same
     # size are equally likely.
     best, places = jax.lax.top_k(jnp.where(drawn, -score, -jnp.iinfo(jnp.int32).max - 1), min(slots, capacity))
@@ -292,13 +316,16 @@ def guard_examples(
 
     # Drop the numbers that only the accounting needs. A run with more rounds then reuses the compiled program and
     # continues the same noise stream.
-    kinds = tuple(replace(silo, clients=1, per_round=0, once=0) for silo in mechanism.silos)
+    kinds = tuple(
+        dict.fromkeys(replace(silo, clients=1, per_round=0, once=0, persons=None) for silo in mechanism.silos)
+    )
     kind = replace(mechanism, silos=kinds, rounds=1, releases=1)
     clients = tuple(_client(client, kind, opened) for client in algorithm.clients)
     noise = None
     if mechanism.noise_multiplier > 0:
         settings = mechanism.clipping_norm, mechanism.slots, words_of(kinds).tolist()
-        noise = NoiseStream(f"examples {settings}", mechanism.noise_seed == "secret")
+        units = "examples" if (most := mechanism.person_examples) is None else f"persons of {most} examples"
+        noise = NoiseStream(f"{units} {settings}", mechanism.noise_seed == "secret")
     return algorithm._replace(clients=clients, noise=noise, guarded=True)
 
 

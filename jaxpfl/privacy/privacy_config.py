@@ -36,8 +36,9 @@ class PrivacyConfig(NoiseSettings, _Budget):
 
     unit: Literal["user", "example"] = setting("user", text=str)
     """Unit of privacy: user (a client with all its examples, protected against observers of the server's releases) or
-    example (a single example, protected against everyone outside its silo: every client uses DP-SGD with Poisson
-    batches, clips each example's gradient to C, and adds noise that depends on its number of examples)."""
+    example (a single example, or all examples of a person with person, protected against everyone outside its silo:
+    every client uses DP-SGD with Poisson batches, clips the gradient of each example or person to C, and adds noise
+    that depends on its number of examples)."""
     accountant: Accountant = setting("pld", text=str)
     """Accountant: pld (privacy loss distributions) or rdp (Renyi DP, for cohorts of a fixed size)."""
 

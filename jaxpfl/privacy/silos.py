@@ -9,6 +9,10 @@ expected size of a mini-batch. With the gradient g_j of example j, the silo uses
 The sampling rate differs between silos, so either the noise or epsilon differs too. A silo's uploads and its
 personalized model depend on its examples only through such gradients.
 
+If the persons of the examples are known, all examples of a person in a silo are protected together. B then contains
+each person with probability q_i, and g_j is the sum of the gradients of person j's examples, clipped as one. A
+mini-batch still contains b examples in expectation.
+
 References: Abadi et al. 2016, "Deep Learning with Differential Privacy"; Liu et al. 2022, "On Privacy and
 Personalization in Cross-Silo Federated Learning", https://arxiv.org/abs/2206.07902, section 3.
 """
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -39,16 +43,19 @@ noise."""
 
 @dataclass(frozen=True)
 class Silo:
-    """Group of silos with the same number of examples.
+    """Group of silos with the same number of examples and, if persons are protected, the same number of persons.
+
+    All silos with the same number of examples have the same sampling rate and the same noise.
 
     Attributes:
       examples: number of examples n_i in each silo.
       clients: number of silos with this number of examples.
-      threshold: bound on the random scores: an example is in a batch if its score is below this number; `WORD` to
-        include all examples.
+      threshold: bound on the random scores: an example (or person) is in a batch if its score is below this number;
+        `WORD` to include all examples.
       per_round: number of mini-batches per round.
       once: number of mini-batches that train the personalized model outside the rounds.
       noise_multiplier: noise multiplier z_i.
+      persons: number of persons in each silo; None if examples are protected.
     """
 
     examples: int
@@ -57,6 +64,12 @@ class Silo:
     per_round: int
     once: int
     noise_multiplier: float
+    persons: int | None = field(default=None, repr=False)  # the representation names noise streams
+
+    @property
+    def units(self) -> int:
+        """Number of protected units: persons, or examples."""
+        return self.examples if self.persons is None else self.persons
 
     @property
     def rate(self) -> float:
@@ -73,18 +86,19 @@ class Silo:
 class SiloMechanism:
     """Clipping and noise for every gradient in every silo, and their accounting over R rounds.
 
-    The neighboring relation is add-or-remove-one: a silo's data set with or without one example. A silo's number of
-    examples, sampling rate and number of steps are considered public. The accounting assumes that a silo takes part in
-    every round.
+    The neighboring relation is add-or-remove-one: a silo's data set with or without one example, or with or without all
+    examples of one person. A silo's numbers of examples and persons, sampling rate and number of steps are considered
+    public, and so is ``person_examples``. The accounting assumes that a silo takes part in every round.
 
     Attributes:
       silos: groups of silos with the same number of examples, in ascending order of this number.
-      clipping_norm: clipping norm C for each example's gradient.
-      slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset; the accounting takes
-        this into account.
+      clipping_norm: clipping norm C for the gradient of each example, or of each person's examples together.
+      slots: largest number of examples (or persons) in a mini-batch. A larger draw is cut to a random subset; the
+        accounting takes this into account.
       releases: number of gradients per mini-batch.
       rounds: number of rounds R.
       noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).
+      person_examples: largest number of examples of a person at a silo; None if examples are protected.
     """
 
     silos: tuple[Silo, ...]
@@ -93,6 +107,7 @@ class SiloMechanism:
     releases: int
     rounds: int
     noise_seed: str = "run"
+    person_examples: int | None = None
 
     @property
     def noise_multiplier(self) -> float:
@@ -105,11 +120,11 @@ class SiloMechanism:
         return "pld"
 
     def plan(self, silo: Silo) -> PrivacyPlan:
-        """Privacy plan for one example of a silo over the whole run."""
+        """Privacy plan for one example (or person) of a silo over the whole run."""
         noise = CentralNoise(silo.noise_multiplier, self.clipping_norm, releases=self.releases)
         whole = silo.threshold == WORD
-        cap = self.slots if self.slots < silo.examples else None
-        sampling = Full() if whole else Poisson(silo.rate, silo.examples, cap)
+        cap = self.slots if self.slots < silo.units else None
+        sampling = Full() if whole else Poisson(silo.rate, silo.units, cap)
         return PrivacyPlan(noise, sampling, silo.per_round * self.rounds + silo.once)
 
     def epsilons(self, delta: float, accountant: Accountant = "pld") -> tuple[float, ...]:
@@ -133,7 +148,7 @@ class SiloMechanism:
         assert plan.relation is not None
         return Statement(
             relation=plan.relation,
-            unit="example",
+            unit="example" if self.person_examples is None else "person",
             participation="full",
             sampling_rate=silo.rate,
             noise_multiplier=silo.noise_multiplier,
@@ -146,6 +161,7 @@ class SiloMechanism:
             silos=tuple(
                 {
                     "examples": each.examples,
+                    **({} if each.persons is None else {"persons": each.persons}),
                     "clients": each.clients,
                     "sampling_rate": each.rate,
                     "noise_multiplier": each.noise_multiplier,
@@ -178,6 +194,7 @@ def mechanism_of(
     noise_multiplier: float = 1.0,
     noise_seed: str = "run",
     cuts: bool = True,
+    persons: tuple[np.ndarray, int] | None = None,
 ) -> SiloMechanism:
     """Build the mechanism for silos with these numbers of examples.
 
@@ -192,6 +209,8 @@ def mechanism_of(
       noise_multiplier: noise multiplier z for all silos; 0 clips only.
       noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).
       cuts: whether large mini-batches may be cut, with a probability below 1e-6 per draw; RDP does not support this.
+      persons: number of persons in each silo, [m], and largest number of examples of a person
+        (`ClientData.count_persons`); None to protect examples.
 
     Raises:
       JaxpflError: for values out of range, and if no silo has an example.
@@ -200,19 +219,22 @@ def mechanism_of(
     checks.count("batch size", batch_size)
     checks.positive("clipping_norm", clipping_norm)
     checks.not_negative("noise_multiplier", noise_multiplier)
-    counts = dict(zip(*np.unique(np.asarray(sizes)[np.asarray(sizes) > 0], return_counts=True), strict=True))
-    if not counts:
+    sizes = np.asarray(sizes)
+    if not sizes.any():
         raise JaxpflError("no client has training examples to protect")
+    numbers = np.stack([sizes, sizes if persons is None else persons[0]])[:, sizes > 0]
+    groups = zip(*map(np.ndarray.tolist, np.unique(numbers.T, axis=0, return_counts=True)), strict=True)
     silos = tuple(
-        Silo(int(n), int(m), _threshold(int(n), batch_size), per_round(int(n)), once(int(n)), noise_multiplier)
-        for n, m in counts.items()
+        Silo(n, m, _threshold(n, batch_size), per_round(n), once(n), noise_multiplier, persons and units)
+        for (n, units), m in groups
     )
-    largest = max(silo.examples for silo in silos)
+    largest = max(silo.units for silo in silos)
     slots = largest
     if cuts:
-        slots = max(min(silo.examples, batch_size, largest) for silo in silos)
-        slots = max(slots, *(poisson_cap(silo.examples, silo.rate) for silo in silos), 1)
-    return SiloMechanism(silos, clipping_norm, min(slots, largest), releases, rounds, noise_seed)
+        slots = max(min(silo.units, batch_size) for silo in silos)
+        slots = max(slots, *(poisson_cap(silo.units, silo.rate) for silo in silos), 1)
+    rows = None if persons is None else persons[1]
+    return SiloMechanism(silos, clipping_norm, min(slots, largest), releases, rounds, noise_seed, rows)
 
 
 def _threshold(examples: int, batch_size: int) -> int:
@@ -236,7 +258,11 @@ def _calibrated(mechanism: SiloMechanism, epsilon: float, delta: float, accounta
             assert isinstance(noise, CentralNoise)
             z = noise.noise_multiplier
         found.append(replace(silo, noise_multiplier=z))
-    return replace(mechanism, silos=tuple(found))
+    most: dict[int, float] = {}
+    for silo in found:  # a client's noise is looked up by its number of examples
+        most[silo.examples] = max(most.get(silo.examples, 0.0), silo.noise_multiplier)
+    silos = tuple(replace(silo, noise_multiplier=most[silo.examples]) for silo in found)
+    return replace(mechanism, silos=silos)
 
 
 def _near(

@@ -8,9 +8,9 @@ NOT_COVERED = (
     "hyper-parameters chosen on private data, the means and deviations by which inputs were standardized, other runs "
     "on the same users, outputs of the simulation other than the model"
 )
-NOT_COVERED_OF_EXAMPLES = (
+_NOT_COVERED_OF_SILOS = (
     "hyper-parameters chosen on private data, means and deviations by which inputs were standardized, the numbers of "
-    "examples, other runs on the same examples, outputs of the simulation other than the models"
+    "{numbers}, other runs on the same {unit}s, outputs of the simulation other than the models"
 )
 SEED = {
     "run": "observers who know the seed",
@@ -34,9 +34,10 @@ class Statement(NamedTuple):
 
     Attributes:
       relation: neighboring relation.
-      unit: unit of privacy, ``user`` (a client with all its data) or ``example`` (a single example of a silo).
+      unit: unit of privacy: ``user`` (a client with all its data), ``example`` (a single example of a silo) or
+        ``person`` (all examples of a person at a silo).
       participation: full, poisson, uniform or cyclic.
-      sampling_rate: probability q that a client is in a round's cohort, or an example in a mini-batch.
+      sampling_rate: probability q that a client is in a round's cohort, or an example or person in a mini-batch.
       noise_multiplier: noise multiplier z of a round, for all its releases together.
       clipping_norm: clipping norm C; C1 and C2 for noise in every step; None for adaptive clipping.
       rounds: number of rounds R.
@@ -51,10 +52,10 @@ class Statement(NamedTuple):
         and so does its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend
         on the client's state.
       caveats: limitations of the claim in this run.
-      silos: for the unit ``example``, one dictionary for each number of examples that a silo has, with the keys
-        ``examples``, ``clients``, ``sampling_rate``, ``noise_multiplier``, ``batches``, ``gradients_of_a_batch`` and
-        ``epsilon``. The fields ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the dictionary
-        with the largest epsilon.
+      silos: for the units ``example`` and ``person``, one dictionary for each number of examples (and persons) that a
+        silo has, with the keys ``examples``, ``clients``, ``sampling_rate``, ``noise_multiplier``, ``batches``,
+        ``gradients_of_a_batch`` and ``epsilon``, and for the unit ``person`` also ``persons``. The fields ``epsilon``,
+        ``sampling_rate`` and ``noise_multiplier`` then belong to the dictionary with the largest epsilon.
       cycle: number of rounds from one turn of a client to the next, if clients take turns. ``sampling_rate`` then
         applies to a turn.
       bands: number of bands of correlated noise; 1 for independent noise.
@@ -86,7 +87,10 @@ class Statement(NamedTuple):
         text = self._silo_text() if self.silos else self._user_text()
         if self.noise_seed == "secret":
             text += "; noise from the operating system, whose seed is not kept"
-        uncovered = NOT_COVERED_OF_EXAMPLES if self.silos else ", ".join([NOT_COVERED, *[CUT] * self.cut])
+        uncovered = ", ".join([NOT_COVERED, *[CUT] * self.cut])
+        if self.silos:
+            numbers = "examples and persons" if self.unit == "person" else "examples"
+            uncovered = _NOT_COVERED_OF_SILOS.format(numbers=numbers, unit=self.unit)
         return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])
 
     def _user_text(self) -> str:
@@ -118,9 +122,15 @@ class Statement(NamedTuple):
         least = min(silo["epsilon"] for silo in self.silos)
         each = worst["gradients_of_a_batch"]
         gradients = f"{each} gradients of each of {worst['batches']}" if each > 1 else f"{worst['batches']}"
+        size, all_of = f"{worst['examples']} examples", "example of a silo"
+        if self.unit == "person":
+            size, all_of = (
+                f"{worst['persons']} persons with {size}",
+                "person of a silo (all of the person's examples)",
+            )
         terms = [
             f"by {self.accountant}",
-            f"q = {self.sampling_rate:.4g} of {worst['examples']} examples",
+            f"q = {self.sampling_rate:.4g} of {size}",
             f"z = {self.noise_multiplier:.4g}",
             f"C = {self.clipping_norm:g}",
             f"{gradients} poisson batches in R = {self.rounds} rounds",
@@ -128,7 +138,7 @@ class Statement(NamedTuple):
         if self.epsilon - least > 5e-4 * self.epsilon:
             terms.append(f"smallest for a silo {least:.4g}")
         return (
-            f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each example of a silo, the largest of {number} "
+            f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each {all_of}, the largest of {number} "
             f"silos' ({self.relation}, {', '.join(terms)}); assumes that a silo takes part in every round; covers "
             "what leaves the silo, and its personalized model after the last round"
         )

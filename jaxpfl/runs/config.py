@@ -90,7 +90,7 @@ class _Source:
     training, the others for testing. Validation rows are each client's last training rows."""
     person: str | None = setting(None)
     """Column of a table csv:FILE that names each row's person; all rows of a person at one client are in the same
-    split."""
+    split, and protected together with privacy.unit = example."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none")
     """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8")

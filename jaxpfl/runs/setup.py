@@ -259,7 +259,8 @@ def prepare(
 
 def _without_examples(federation: Federation) -> Federation:
     def emptied(split: ClientData) -> ClientData:
-        return split.with_examples(*jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples))
+        examples = jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples)
+        return dataclasses.replace(split, examples=examples)
 
     train, validation, test = map(emptied, federation.all_splits)
     return federation._replace(train=train, validation=validation, test=test)

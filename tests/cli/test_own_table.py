@@ -10,6 +10,7 @@ import pytest
 from command import jaxpfl, timeless
 
 import jaxpfl as package
+from jaxpfl.data import scaled, scaling_of
 from jaxpfl.privacy import PrivacyConfig
 
 SHORT = ["--rounds", "4", "--seeds", "1", "--local-steps", "5", "--batch-size", "5"]
@@ -46,20 +47,36 @@ def test_a_table_is_described(capsys, houses):
     assert (refused.status, refused.err.count("\n")) == (2, 1)
 
 
-def test_a_claim_about_rows_is_refused_where_rows_belong_to_persons(capsys, houses, tmp_path):
-    private = {"unit": "example", "epsilon": 6, "delta": 1e-3}
-    flags = ["--task", "regression", *(f"--privacy.{name}={value}" for name, value in private.items())]
-    persons = [*houses, "--person", "heating"]
-    saved = jaxpfl(capsys, "data", "convert", *persons, "--task", "regression", "--output", tmp_path / "made")
+def test_a_claim_about_persons(capsys, tmp_path):
+    """From a table, from its saved federation and in Python; persons are never lost."""
+    rng = np.random.default_rng(0)
+    rows = [f"{'xyz'[i % 3]},p{i // 9}{i % 3},{rng.normal():.3f},{i % 2}" for i in range(108)]
+    (tmp_path / "h.csv").write_text("\n".join(["hospital,patient,age,back", *rows]))
+    table = ["--data", f"csv:{tmp_path / 'h.csv'}", "--target", "back", "--client", "hospital", "--task", "binary"]
+    private = {"unit": "example", "epsilon": 8, "delta": 1e-3}
+    flags = [*(f"--privacy.{name}={value}" for name, value in private.items()), "--rounds", "2", "--model", "linear"]
+    ran = jaxpfl(capsys, "run", "fedavg", *table, "--person", "patient", *flags, "--output", tmp_path / "run")
+    assert ran.status == 0, ran.err
+    claim = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["fedavg"]["privacy"]
+    (silo,) = claim["silos"]
+    assert (claim["unit"], silo["clients"], silo["persons"], silo["examples"]) == ("person", 3, 9, 27)
+    assert "for each person of a silo (all of the person's examples)" in " ".join(ran.out.split())
+
+    saved = jaxpfl(capsys, "data", "convert", *table, "--person", "patient", "--output", tmp_path / "made")
     assert saved.status == 0, saved.err
-    for data in (persons, ["--data", f"federation:{tmp_path / 'made'}"]):
-        refused = jaxpfl(capsys, "run", "fedavg", *data, *flags, *SHORT, "--output", tmp_path / "run")
-        assert refused.status == 2
-        assert refused.err.splitlines()[-1].startswith("error: privacy.unit = example protects individual rows, not")
-        assert not (tmp_path / "run").exists()
     federation = package.open_federation(tmp_path / "made")
-    with pytest.raises(package.JaxpflError, match="protects individual rows"):
-        package.fit("fedavg", federation, task="regression", privacy=PrivacyConfig(**private), rounds=1)
+    for made in (federation, federation.rows([2, 0]), federation.pooled(), scaled(federation, scaling_of(federation))):
+        persons, most = made.train.count_persons()
+        assert (most, persons.sum()) == (3, 9 * made.num_clients if made.num_clients > 1 else 27)
+    settings = {"task": "binary", "rounds": 1, "privacy": PrivacyConfig(**private), "batch_size": 20}
+    for where in ("device", "disk"):
+        result = package.fit("local", federation, **settings, plan=package.ExecutionPlan(clients_in=where, devices=1))
+        assert result.statement().unit == "person"
+    shared = federation._replace(train=federation.train.rows([0, 1, 1]))
+    lost = federation._replace(train=federation.train.without_persons())
+    for wrong, words in ((shared, "9 of 18 persons have examples at several"), (lost, "no longer has the person")):
+        with pytest.raises(package.JaxpflError, match=words):
+            package.fit("local", wrong, **settings)
 
 
 @pytest.mark.slow

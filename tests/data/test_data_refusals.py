@@ -311,6 +311,12 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(OF_USERS, **NATURAL, users_per_client=7), r"per client must be at most 6 \(the number of users\), got 7"),
     (split(OF_USERS, **NATURAL, users_per_client=0), "users_per_client must be at least 1, got 0"),
     (split(OF_USERS._replace(users_train=np.arange(3))), "users must be integers, one for each example"),
+    (split(OF_USERS._replace(persons=np.arange(3))), "train: persons must be integers, one for each example"),
+    (split(TOY._replace(persons=np.arange(60), ordered=True)), "persons cannot be kept together with ordered examples"),
+    (
+        split(TOY._replace(persons=np.arange(60), x_test=TOY.x_train, y_test=TOY.y_train)),
+        "persons cannot be kept together with a test set whose persons are unknown",
+    ),
     (split(test_share=1.0), "test_share must be >= 0 and < 1, got 1"),
     (split(split_seed=-1), "split_seed must be at least 0, got -1"),
     (split(TOY._replace(num_classes=2)), r"labels must be from 0 to 1"),

@@ -11,7 +11,6 @@ import pytest
 import jaxpfl
 from jaxpfl import Federation, JaxpflError
 from jaxpfl.data import Source, federate, federate_unseen, scaled, scaling_of, set_apart, single, stored
-from jaxpfl.data.stack import chosen
 from jaxpfl.support import host_memory
 
 NAMES = np.array(["Zug", "Bern", "<b>Ulm</b>", "a\nb", "", "x" * 500])
@@ -60,7 +59,7 @@ def test_names_follow_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     again = stored.open_stored(tmp_path / "a", check=True)
     assert check(again.federation) == NAMES.tolist()
     assert host_memory.is_mapped(again.federation.train.examples.x)
-    assert check(chosen(again.federation, np.arange(M) % 2 == 1)) == NAMES.tolist()[1::2]
+    assert check(again.federation.rows(np.arange(M) % 2 == 1)) == NAMES.tolist()[1::2]
     assert jaxpfl.fit("local", whole, model="linear", rounds=1).client_names == whole.client_names
 
 

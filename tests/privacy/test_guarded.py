@@ -1,5 +1,6 @@
 """Guarded examples: what a method sees of them, draws of batches, sensitivity and noise of its gradients."""
 
+import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ from jaxpfl.audit import audit, subject_of
 from jaxpfl.core.participation import full
 from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.core.types import ClientData
+from jaxpfl.core.types import ClientData, Examples, PersonExamples
 from jaxpfl.engine import guarded as engine_guarded
 from jaxpfl.engine.advice import check_claim
 from jaxpfl.engine.build import assemble, build
@@ -42,7 +43,7 @@ def federation():
     return stack_clients(clients, test=clients)
 
 
-def mechanism(sizes, batch_size, z=0.0, clipping_norm=1.0, slots=None):
+def mechanism(sizes, batch_size, z=0.0, clipping_norm=1.0, slots=None, persons=None):
     found = mechanism_of(
         np.asarray(sizes),
         batch_size=batch_size,
@@ -52,6 +53,7 @@ def mechanism(sizes, batch_size, z=0.0, clipping_norm=1.0, slots=None):
         rounds=1,
         clipping_norm=clipping_norm,
         noise_multiplier=z,
+        persons=persons,
     )
     return found if slots is None else replace(found, slots=slots)
 
@@ -62,7 +64,8 @@ def mechanism(sizes, batch_size, z=0.0, clipping_norm=1.0, slots=None):
 def draws(size, capacity, mechanism, number):
     numbers = guarded._numbers_of(jnp.int32(size), mechanism)
     keys = jax.random.split(jax.random.key(7), number)
-    one = jax.jit(jax.vmap(lambda key: guarded.poisson_batch(key, numbers, jnp.int32(size), capacity, mechanism.slots)))
+    first = jnp.arange(capacity) < size
+    one = jax.jit(jax.vmap(lambda key: guarded.poisson_batch(key, numbers, first, mechanism.slots)))
     places, valid = map(np.asarray, one(keys))
     return [p[v] for p, v in zip(places, valid, strict=True)]
 
@@ -100,10 +103,14 @@ def test_a_small_silo_takes_all_of_its_examples():
 # --- sensitivity and noise ------------------------------------------------------------------------
 
 
-def released(x, y, mechanism, key=0, w=None):
-    """The noisy mean gradient of a linear regression at ``w`` on a whole batch, through a guard."""
-    data = ClientData.stacked(jaxpfl.types.Examples(np.asarray(x, np.float32), np.asarray(y, np.float32)), [len(y)])
-    start = jnp.zeros(x.shape[1]) + 0.1 if w is None else w
+def stored(x, y, sizes, persons=None):
+    arrays = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    return ClientData.stacked(Examples(*arrays) if persons is None else PersonExamples(*arrays, persons), sizes)
+
+
+def released(x, y, mechanism, key=0, persons=None):
+    """The noisy mean gradient of a linear regression on a whole batch, through a guard."""
+    data, start = stored(x, y, [len(y)], persons), jnp.zeros(x.shape[1]) + 0.1
 
     def one(data, key):
         ledger = Ledger("m", "update")
@@ -115,14 +122,21 @@ def released(x, y, mechanism, key=0, w=None):
     return jax.tree.map(np.asarray, jax.jit(one)(data.client(0), jax.random.key(key)))
 
 
-@pytest.mark.parametrize("wild", [np.nan, pytest.param(1e30, marks=pytest.mark.slow)])
-def test_one_example_moves_the_sum_by_at_most_the_clipping_norm(wild):
-    """Added to others or removed, whatever it is; replaced, by twice as much."""
-    rng, limit = np.random.default_rng(3), 0.7
-    x, y = rng.normal(size=(6, 4)), rng.normal(size=6)
+@pytest.mark.parametrize("wild", [np.nan, *(pytest.param(x, marks=pytest.mark.slow) for x in (1e30, 1e3))])
+@pytest.mark.parametrize("rows", [None, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
+def test_one_example_or_person_moves_the_sum_by_at_most_the_clipping_norm(wild, rows):
+    """Added to others or removed, whatever it is; replaced, by twice as much. A person has ``rows`` examples."""
+    rng, limit, more = np.random.default_rng(3), 0.7, rows or 1
+    x, y, persons = rng.normal(size=(5 + more, 4)), rng.normal(size=5 + more), np.array([4, 0, 0, 0, 0, *[3] * more])
+    units = [None if rows is None else (np.array([count]), 4) for count in (2, 3, 3)]
     without, with_it, other = (
-        len(rows) * released(rows, values, mechanism([len(rows)], 10, clipping_norm=limit))[1]
-        for rows, values in ((x[:5], y[:5]), (np.concatenate([x[:5], np.full((1, 4), wild)]), y), (x, y))
+        len(own) * released(own, y[: len(own)], mechanism([len(own)], 10, 0, limit, persons=count), 0, who)[1]
+        for own, count, who in zip(
+            (x[:5], np.concatenate([x[:5], np.full((more, 4), wild)]), x),
+            units,
+            (None,) * 3 if rows is None else (persons[:5], persons, persons),
+            strict=True,
+        )
     )
     assert np.isfinite(with_it).all()
     assert np.linalg.norm(with_it - without) <= limit * (1 + 1e-5)
@@ -131,12 +145,16 @@ def test_one_example_moves_the_sum_by_at_most_the_clipping_norm(wild):
     assert np.linalg.norm(other - without) > 0.3 * limit
 
 
-def test_the_gradient_of_each_client_is_that_of_its_own_examples():
+PERSONS = np.array([7, 7, 2, 0, 5, 5, 5, 5, 1, 3])
+
+
+@pytest.mark.parametrize("persons", [None, PERSONS], ids=["examples", "persons"])
+def test_the_gradient_of_each_client_is_that_of_its_own_examples(persons):
     """Whole batches without noise, against float64 NumPy: a client at another place would see its neighbour's."""
     rng, sizes, limit = np.random.default_rng(0), (3, 5, 2), 0.8
     x, y = rng.normal(size=(sum(sizes), 2)).astype(np.float32), rng.normal(size=sum(sizes)).astype(np.float32)
-    data = ClientData.stacked(jaxpfl.types.Examples(x, y), sizes)
-    clipping = mechanism(sizes, 9, clipping_norm=limit)
+    data = stored(x, y, sizes, persons)
+    clipping = mechanism(sizes, 9, 0, limit, persons=None if persons is None else data.count_persons())
     w = jnp.array([0.1, -0.2])
 
     def one(own: ClientData, key):
@@ -151,12 +169,36 @@ def test_the_gradient_of_each_client_is_that_of_its_own_examples():
         loss, gradient, told = run(data.client(i), jax.random.key(i))
         rows, labels = x[end - n : end].astype(float), y[end - n : end].astype(float)
         errors = rows @ np.array([0.1, -0.2]) - labels
-        each = errors[:, None] * rows
+        each, own = errors[:, None] * rows, np.arange(n) if persons is None else persons[end - n : end]
+        each = np.stack([each[own == who].sum(axis=0) for who in np.unique(own)])
         each *= np.minimum(1, limit / np.linalg.norm(each, axis=1))[:, None]
-        np.testing.assert_allclose(gradient, each.mean(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gradient, each.sum(axis=0) / n, rtol=1e-5, atol=1e-6)
         assert np.isnan(loss)
         if told is not None:
             assert float(told) == pytest.approx((errors**2 / 2).mean(), rel=1e-5)
+
+
+def test_a_batch_is_a_random_set_of_whole_persons():
+    """Each of 4000 releases is the sum of some persons' clipped sums over q n; rejects a right draw with probability
+    1e-6."""
+    rng, limit, number = np.random.default_rng(1), 0.8, 4000
+    data = stored(rng.normal(size=(8, 3)), rng.normal(size=8), [8], np.array([4, 4, 4, 1, 0, 0, 3, 3]))
+    clipping = mechanism([8], 2, 0, limit, slots=4, persons=data.count_persons())
+    numbers, client = guarded._numbers_of(jnp.int32(8), clipping), jax.tree.map(jnp.asarray, data.client(0))
+
+    def one(key):
+        (batch,) = guarded.GuardedData(Ledger("m", "update"), client, (key, numbers, clipping)).batches(1, None, 1)(0)
+        return batch.gradient(lambda w, key, x, y: (x @ w - y) ** 2 / 2, jnp.zeros(3), key)[1]
+
+    found = 0.25 * 8 * np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(5), number)))
+    x, y, persons = map(np.float64, data.examples)
+    sums = np.stack([-(y[persons == who] @ x[persons == who]) for who in (4, 1, 0, 3)])
+    sums *= np.minimum(1, limit / np.linalg.norm(sums, axis=1))[:, None]
+    sets = np.array(list(itertools.product((0, 1), repeat=4)))
+    errors = np.abs(found[:, None] - sets @ sums).max(axis=-1)
+    assert errors.min(axis=1).max() < 1e-5
+    sizes, drawn = sets.sum(axis=1), np.bincount(errors.argmin(axis=1), minlength=16)
+    assert stats.chisquare(drawn, number * 0.25**sizes * 0.75 ** (4 - sizes)).pvalue > 1e-6
 
 
 def test_noise_has_the_claimed_size():
@@ -432,11 +474,12 @@ def test_the_same_numbers_under_any_plan(federation):
 
 # --- audits ---------------------------------------------------------------------------------------
 
-add, cut = guarded.add_gaussian, Purpose.RELEASE_NOISE
+add, cut, clip = guarded.add_gaussian, Purpose.RELEASE_NOISE, guarded.clip
 FAULTS = {
     "halved": (guarded, "add_gaussian", lambda key, tree, stddev, what: add(key, tree, stddev / 2, what)),
     "shared": (guarded, "stream", lambda key, *names: stream(key, *(names[:1] if names[0] is cut else names))),
     "left out": (engine_guarded, "mechanism_of", lambda *of, **more: mechanism_of(*of, **more | {"once": lambda n: 0})),
+    "rows": (guarded, "clip", lambda tree, limit: clip(tree, 3 * limit)),  # as if each of three rows were clipped alone
 }
 
 
@@ -449,11 +492,16 @@ FAULTS = {
         ("fedavg", "halved", ["worlds", "number and deviations of draws"]),
         ("apfl", "shared", ["keys of draws"]),
         ("fedavg-ft", "left out", ["worlds", "number and deviations of draws"]),
+        ("fedavg", "persons", []),
+        ("fedavg", "rows", ["worlds"]),
     ],
 )
 def test_an_audit_sees_a_fault(federation, monkeypatch, method, fault, seen):
     """On sound code a bound above the claim has probability 5 % at most, another finding none; the seeds are fixed."""
-    if fault:
+    if fault in ("persons", "rows"):
+        known = PersonExamples(*federation.train.examples, np.repeat(np.arange(7), (3, 1, 2, 7, 1, 2, 3)))
+        federation = federation._replace(train=replace(federation.train, examples=known))
+    if fault in FAULTS:
         monkeypatch.setattr(*FAULTS[fault])
     run = spec(method, replace(NOISE, noise_multiplier=2.0), rounds=2, model="linear")
     found = audit(subject_of(assemble(run, federation), method), delta=DELTA, worlds=1000)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, fit, stack_clients
+from jaxpfl.core.types import PersonExamples
 from jaxpfl.privacy import Draw, Mechanism, PrivacyConfig, local_dp, record
 
 Z, C, SEEDS, ROUNDS, STEPS, SIZES = 1.5, 0.5, 2, 2, 2, (4, 9, 6)
@@ -103,10 +104,15 @@ def test_local_steps(federation, method):
 
 
 @pytest.mark.slow
-def test_batches_of_silos(federation):
+@pytest.mark.parametrize("persons", [False, True])
+def test_batches_of_silos(federation, persons):
     """As many as each silo's claim counts: those of the rounds, and those of the model that it is scored with."""
+    if persons:
+        known = PersonExamples(*federation.train.examples, np.repeat(np.arange(7), (3, 1, 2, 7, 1, 2, 3)))
+        federation = federation._replace(train=replace(federation.train, examples=known))
     found, result = draws(federation, "fedavg-ft", EXAMPLES)
     silos = result.statement().silos
+    assert [silo.get("persons") for silo in silos] == ([2, 3, 2] if persons else [None] * 3)
     once = list(set(found))  # every scoring makes the same personalized model again, with the same noise
     assert totals(once) == {"a batch": SEEDS * sum(silo["batches"] * silo["clients"] for silo in silos)}
     np.testing.assert_allclose([draw.stddev for draw in found], Z * C, rtol=1e-6)

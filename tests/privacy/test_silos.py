@@ -63,6 +63,19 @@ def test_noise_is_calibrated_for_every_silo():
     assert mechanism.noise_multiplier == noise[0]
 
 
+def test_persons_are_accounted_by_their_own_number():
+    """Silos with the same number of rows share their noise, which the one with the larger epsilon needs."""
+    sizes, persons = np.array([60, 60, 5]), (np.array([60, 12, 3]), 9)
+    told = {"per_round": lambda n: 21, "once": lambda n: 0, "releases": 1, "rounds": 1, "clipping_norm": 0.5}
+    found = mechanism_of(sizes, batch_size=10, persons=persons, **told).calibrated(4.0, DELTA)
+    assert [(silo.examples, silo.persons) for silo in found.silos] == [(5, 3), (60, 12), (60, 60)]
+    assert found.silos[1].noise_multiplier == found.silos[2].noise_multiplier
+    want = [directly(silo.persons, silo.rate, found.slots, silo.noise_multiplier, 21) for silo in found.silos]
+    np.testing.assert_allclose(found.epsilons(DELTA), want, rtol=2e-3)
+    assert max(found.epsilons(DELTA)) <= 4.0
+    assert "for each person of a silo (all of the person's examples), the largest of 3" in str(found.statement(DELTA))
+
+
 ACCESS = Access(steps=6, own=LocalEpochs(1, 10), batches=2, releases=1)
 
 

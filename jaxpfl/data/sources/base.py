@@ -49,7 +49,7 @@ class Source(NamedTuple):
       ordered: whether a user's examples are in the order of a text or of time. If so, the user's last examples are held
         out for testing.
       persons: person of each training example, [N] int32, or None. All of a person's examples at a client go to the
-        same split (train, validation or test).
+        same split (train, validation or test), and example-level privacy protects them together.
       columns: columns of the table from which the features come, or None if the data set is not a table.
     """
 
@@ -192,6 +192,7 @@ def unseen(source: Source) -> Source:
         x_test=None,
         y_test=None,
         users_test=None,
+        persons=None,
     )
 
 

@@ -43,7 +43,7 @@ class TableOptions(NamedTuple):
       split_date: first day of the test rows. The day of a row is in the first column of ``date``. Rows of earlier days
         are training rows, in chronological order.
       person: column that names the person of each row. All of a person's rows at a client go to the same split (train,
-        validation or test).
+        validation or test), and example-level privacy protects them together.
     """
 
     target: str | None = None
