@@ -20,17 +20,12 @@ from jaxpfl.engine import execution_plan
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("shares", "refused")
-"""Cases of their own group: the rows of each process, and what is refused."""
 OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
 """Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
-OF_TWO = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained")
-"""Cases of two processes of one device; `adaped` has two devices in each, and also its idle rounds."""
-
-
-@functools.cache
-def quick() -> dict[str, Any]:
-    return run_cases(QUICK, processes=2)
+SAME = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained")
+OF_TWO = (*SAME, "shares", "refused")
+"""Cases of two processes of one device; `adaped` has two devices in each, and also its idle rounds. The last two are
+the rows of each process, and what is refused."""
 
 
 @functools.cache
@@ -52,7 +47,7 @@ def of_one(name: str) -> Any:
 def test_each_process_holds_the_states_of_its_clients(monkeypatch):
     monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 1)
     assert CASES["shares"]() == {"states": [CLIENTS]}
-    assert quick()["shares"] == {"states": [4]}
+    assert of(2, OF_TWO)["shares"] == {"states": [4]}
 
 
 def test_each_process_reads_its_own_clients_of_a_federation_in_files(tmp_path, monkeypatch):
@@ -68,12 +63,12 @@ def test_each_process_reads_its_own_clients_of_a_federation_in_files(tmp_path, m
     assert sum(one["read"] for one in found["each"]) == whole
     for one in found["each"]:
         assert one["read"] <= one["held"] <= 1.1 * whole / 2
-    want = run_cases(["opened"], processes=1)["opened"]["scores"]
+    want = CASES["opened"]()["scores"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found["scores"], want)
 
 
 def test_an_error_of_one_process_is_everyones():
-    found = quick()["refused"]
+    found = of(2, OF_TWO)["refused"]
     assert found["alone"] == "process 1: 1 failed"  # as process 0 says it
     assert found["others"] == "1 failed"  # and process 1 itself
     assert found["first"] == "0 failed"
@@ -89,10 +84,10 @@ def test_calls_that_differ_between_the_processes_are_refused():
         ("place", "plan.clients_in = host supports one process only"),
         ("rounds", "fit's rounds must be the same in every process: process 0 has 2, process 1 3"),
     ):
-        assert quick()["refused"][name].startswith(message)
+        assert of(2, OF_TWO)["refused"][name].startswith(message)
 
 
-@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize("name", SAME)
 def test_two_processes_give_the_numbers_of_one(name):
     assert_equal(of(2, OF_TWO)[name], of_one(name))
 
