@@ -177,7 +177,7 @@ def test_new_clients_and_what_a_new_table_may_not_hold(capsys, labels, tmp_path)
         assert jaxpfl(capsys, *command, tmp_path / "out.csv").out == f"predictions: {tmp_path / 'out.csv'} (1 rows)\n"
     written = pandas.read_csv(tmp_path / "out.csv").filter(like="probability").to_numpy()
     np.testing.assert_allclose(written, models.predict("007", good), rtol=1e-5)
-    assert "choose another --output" in jaxpfl(capsys, *command, tmp_path / "new.csv").err
+    assert "choose another path" in jaxpfl(capsys, *command, tmp_path / "new.csv").err
 
 
 @pytest.mark.slow
