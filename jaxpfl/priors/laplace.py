@@ -60,7 +60,9 @@ def sample(key: Key, gamma: Laplace) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
-    """Proximal step: soft-threshold theta - mu at ``step / b``; entries within the threshold become equal to mu."""
+    """Proximal step: soft-threshold theta - mu at ``step / b``. Entries within this distance become equal to mu's
+    entries.
+    """
     reach = step / gamma.b
 
     def nearer(t: Array, m: Array) -> Array:

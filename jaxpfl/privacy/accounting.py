@@ -1,8 +1,9 @@
 r"""Privacy accounting: compute a run's epsilon from its noise, sampling, rounds and relation, or calibrate the noise.
 
-Uploads are clipped to norm C, and the package dp-accounting takes the noise multiplier relative to C. Under the
-relation replace-one (`Relation`), a client changes the sum by up to 2 C. The PLD accountant of dp-accounting 0.6
-doubles the sensitivity itself. The RDP accountant does not, and therefore receives half the noise multiplier.
+Uploads are clipped to norm C, and the noise multiplier is the noise's standard deviation divided by C. Under the
+relation replace-one (`Relation`), a client changes the sum by up to 2 C. The PLD accountant of the package
+dp-accounting 0.6 doubles the sensitivity itself. The package's RDP accountant does not, and therefore receives half the
+noise multiplier.
 
 The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not a valid bound (`CAVEAT`):
 
@@ -10,9 +11,9 @@ The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not
    \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
 
 Here K of m clients take part in a round, T is the total number of local steps, and tau the number of local steps per
-round. In a local step, C_1 is the clipping norm for the global model mu, and s_1 the standard deviation of its noise;
-C_2 and s_2 are the same for the scale psi. The paper's Lemma 1 (Canonne et al. 2020) converts :math:`\epsilon(\alpha)`
-to (eps, delta) at the best order alpha.
+round. In a local step, the gradient of the global model mu has the clipping norm C_1 and noise of standard deviation
+s_1; C_2 and s_2 are the same numbers for the scale psi. The paper's Lemma 1 (Canonne et al. 2020) converts
+:math:`\epsilon(\alpha)` to (eps, delta) at the best order alpha.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     """Return the neighboring relation ``asked``, or else the default relation for this noise and sampling.
 
     Raises:
-      JaxpflError: if no accountant supports the combination, or none supports it under the relation ``asked``.
+      JaxpflError: if no accountant supports the noise with the sampling, or none does so under the relation ``asked``.
     """
     by_clients = not isinstance(noise, CentralNoise)
     bands = noise.bands if isinstance(noise, CentralNoise) else 1
@@ -119,10 +120,11 @@ _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 
 
 def rdp_orders() -> list[float]:
-    """Choose orders of Renyi divergence: dense near 1 for a large eps, and high enough for an eps of a few thousandths.
+    """Choose orders of Renyi divergence. For a large eps they are dense near 1; for an eps of a few thousandths some
+    are high.
 
-    RDP bounds are loose for any choice of orders. For example, RDP gives 15.63 for a single Gaussian release whose eps
-    at delta 1e-10 is 15.00.
+    RDP bounds are loose for any choice of orders. For example, a single Gaussian release whose eps at delta 1e-10 is
+    15.00 has the RDP bound 15.63.
     """
     near = [1 + 0.05 * i for i in range(1, 80)]
     fractional = [5 + 0.1 * i for i in range(60)]
@@ -135,9 +137,9 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
     The step is small relative to the range of the privacy losses and to their spread in one round, but not so small
     that the grid has more than 400,000 points. With any step, the accountant's epsilon is an upper bound. With this
-    step, its relative error is at most 3e-3, and usually much smaller. For sampled cohorts, `PrivacyPlan.epsilon`
-    halves the step until epsilon changes by less than `SETTLED` or the step would fall below `FINE`. This reduces the
-    relative error to 1e-3.
+    step, the relative error of epsilon is at most 3e-3, and usually much smaller. For sampled cohorts,
+    `PrivacyPlan.epsilon` halves the step until epsilon changes by less than `SETTLED` or the step would fall below
+    `FINE`. This reduces the relative error to 1e-3.
 
     Args:
       noise_multiplier: standard deviation z of the noise, relative to the largest change that one client causes under
@@ -165,14 +167,15 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """Mean plus ten standard deviations of the privacy loss after this many rounds in which the user takes part; larger
-    losses are very improbable.
+    """Mean plus ten standard deviations of the privacy loss of ``rounds`` rounds in which the user takes part.
+
+    Larger losses are very improbable.
     """
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """Bound on the privacy loss from the Renyi DP of the sampled rounds; tighter than `_reach` for many rounds."""
+    """Bound on the privacy loss of all sampled rounds, from Renyi DP; tighter than `_reach` for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -206,8 +209,9 @@ CAVEAT = (
 
 
 def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the theorem does not
-    cover.
+    """Slope eps(alpha)/alpha of the paper's Theorem 5.
+
+    The result is None for adaptive clipping and for cyclic cohorts, which the theorem does not cover.
 
     If the noise is added to the sum, with noise multiplier z, the terms C^2/(K s^2) are replaced by 1/z^2.
 
@@ -223,7 +227,7 @@ def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | Non
 
 
 def theorem5_epsilon(slope: float, delta: float) -> float:
-    r"""Convert eps(alpha) = a alpha, where a is the slope, to epsilon at delta by Lemma 1:
+    r"""Convert eps(alpha) = a alpha, where a is the slope, to epsilon at delta by the paper's Lemma 1:
 
     .. math:: \max\Bigl(0, \; \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha)
        - \frac{\log(\delta \alpha)}{\alpha - 1}\Bigr)
@@ -263,7 +267,7 @@ def accountant_named(name: str) -> Accountant:
 class PrivacyPlan:
     """Description of a run's releases for an accountant.
 
-    The unit of privacy is one user with all its data, or one example of a silo (`SiloMechanism.plan`).
+    The guarantee protects one user with all its data or, in a plan from `SiloMechanism.plan`, one example of a silo.
 
     Implements: Ozkara et al. 2023, Definition 2; Ozkara et al. 2023, Definition 3.
 
@@ -271,9 +275,9 @@ class PrivacyPlan:
       noise: noise on every round's release.
       sampling: sampling scheme for every round's cohort.
       rounds: number of rounds R.
-      relation: neighboring relation. None selects the default: add-or-remove-one for central noise with full or
-        Poisson participation, zero-out for cyclic cohorts and for full participation with noise that the clients add,
-        replace-one for cohorts of a fixed size.
+      relation: neighboring relation. None selects the default. This is add-or-remove-one for Poisson participation and
+        for full participation with central noise, zero-out for cyclic cohorts and for full participation with noise
+        that the clients add, and replace-one for cohorts of a fixed size.
 
     Raises:
       JaxpflError: if ``rounds`` is below 1, or if no accountant supports the combination.
@@ -301,27 +305,26 @@ class PrivacyPlan:
 
     @property
     def releases_about_one(self) -> int:
-        """Largest number of rounds in which one client can take part: R, or the client's number of turns in cyclic
-        cohorts.
+        """Largest number of rounds in which one client can take part.
+
+        This is R or, with cyclic cohorts, the client's number of turns.
 
         For banded noise with the strategy matrix C, whose columns have norm at most 1, a client's turns are at least as
-        many rounds apart as there are bands. The columns of C for these turns are then non-zero in different rows, so
+        many rounds apart as there are bands. The columns of C for these turns then have no non-zero row in common, so
         each turn counts as a separate release (Choquette-Choo et al. 2023, Theorems 2 and 4).
         """
         return self.sampling.turns(self.rounds) if isinstance(self.sampling, Cyclic) else self.rounds
 
     @property
     def noise_ratio(self) -> float:
-        """Root mean squared error of the prefix sums, relative to independent noise (see
-        `descriptions.prefix_error_ratio`).
-        """
+        """Error of the prefix sums, relative to independent noise (`descriptions.prefix_error_ratio`)."""
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def scale_noise(self, multiplier: float) -> PrivacyPlan:
         """Return the plan with its noise scaled to this noise multiplier.
 
         Raises:
-          JaxpflError: unless ``multiplier`` is positive and finite, or if the noise cannot be scaled to it.
+          JaxpflError: if ``multiplier`` is not positive and finite, or if the noise cannot be scaled to it.
         """
         checks.positive("noise_multiplier", multiplier)
         return replace(self, noise=self.noise.scale_to(multiplier))
@@ -378,14 +381,14 @@ class PrivacyPlan:
             assert slope is not None
             return theorem5_epsilon(slope, delta)
         if accountant == "pld" and delta < SMALLEST_DELTA:
-            raise JaxpflError(f"pld cannot resolve a delta below {SMALLEST_DELTA:g}, got {delta:g}: use rdp")
+            raise JaxpflError(f"delta must be at least {SMALLEST_DELTA:g} for pld, got {delta:g}: use rdp")
         plan = self
         if isinstance(self.noise, CentralNoise):  # epsilon is computed once for all clipping norms
             plan = replace(self, noise=replace(self.noise, clipping_norm=None))
         return _epsilon(plan, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
-        """Create a dp-accounting accountant for this plan's relation.
+        """Create an accountant of the package dp-accounting for this plan's relation.
 
         Args:
           kind: accountant to create.
@@ -441,9 +444,7 @@ class PrivacyPlan:
 
 @lru_cache(maxsize=1024)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
-    """Compute epsilon by dp-accounting; cached because epsilon is needed when a plan is checked, stored and
-    reported.
-    """
+    """Compute epsilon by dp-accounting. Cached, because a run's checks, files and reports need the same epsilon."""
     event = plan.event(accountant)
 
     def epsilon_at(step: float | None) -> float:
@@ -480,11 +481,12 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       accountant: accountant to invert. ``paper`` inverts Theorem 5 of Ozkara et al. 2023, which is not a valid bound.
 
     Returns:
-      The plan with a noise multiplier that is at least the required value, and usually within a relative 1e-4 of it.
+      The plan with a sufficient noise multiplier, which is usually less than 0.01 % above the smallest sufficient
+      value.
 
     Raises:
-      JaxpflError: if the target epsilon is not in (0, 200] or requires a noise multiplier outside 0.01 ... 1e7, or
-        under the conditions of `PrivacyPlan.epsilon`.
+      JaxpflError: if the target epsilon is not in (0, 200], or requires a noise multiplier outside 0.01 ... 1e7; or as
+        in `PrivacyPlan.epsilon`.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Full
@@ -497,9 +499,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
     if epsilon > LARGEST_EPSILON:
-        raise JaxpflError(
-            f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}: a larger one guarantees nothing"
-        )
+        raise JaxpflError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}, which guarantees nothing")
     # In adaptive clipping, the noise on the count of small uploads limits z. Only the result must respect this limit;
     # the search ignores it.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
@@ -522,7 +522,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
 
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
-    """Find z and 2 z for which epsilon is above the target at z and at most the target at 2 z."""
+    """Find noise multipliers z and 2 z such that epsilon is above the target at z, and at most the target at 2 z."""
     # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, whose
     # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round in which the
     # user takes part.

@@ -2,7 +2,7 @@ r"""Empirical lower bounds on epsilon, from many runs or from one, and tests of 
 
 **Many worlds.** A world is one independent run, with or without a canary: a client whose upload, of norm C and
 direction c, is chosen to be easy to detect. The canary's score in a world is the component of the released sums S in
-that direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
+that direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise. Each round in which the
 canary takes part adds 1. Anyone who sees the release can compute the score, so a privacy claim limits how well the
 score separates the two kinds of world. If the score separates them better, the claim is wrong. A bound below the claim
 proves nothing.
@@ -15,33 +15,34 @@ Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Ma
 
 **One run.** A coin decides for each of n canaries whether it is included. The auditor scores every canary, guesses that
 the highest scores belong to included canaries and the lowest scores to excluded ones, and makes no guess for the other
-canaries. Let W of the r guesses be correct. For an (eps, delta)-DP mechanism, a large W is hardly more probable than
-under randomized response, with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))`. For
-every v (Steinke et al. 2023, Theorem 5.2),
+canaries. Let W of the r guesses be correct. For an (eps, delta)-DP mechanism, a large W is hardly more probable than a
+large :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))`, the number of correct guesses
+under randomized response. For every v (Steinke et al. 2023, Theorem 5.2),
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-The coin may choose between any two neighboring data sets: with or without a client, with a client's data or with zeros,
-or with a client's data or the negated data. Canaries from several independent runs are counted together. Because of the
+The coin may choose between any two neighboring data sets. For example, a client takes part or not, a client's data are
+kept or zeroed, or they are kept or negated. Canaries from several independent runs are counted together. Because of the
 term with delta, a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
-**Noise.** If the uploads :math:`\Delta_i` are known, the residual of round t, in units of the claimed standard
-deviation z C, is
+**Noise.** Let S_t be the sum that round t releases, and z C the claimed standard deviation of its noise. If the uploads
+:math:`\Delta_i` are known, the round's residual is
 
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
-If the claim is correct, the residual's entries are independent N(0, 1), within and between rounds, runs and leaves.
-Each test below has an exact distribution under that hypothesis. The tests reject noise with a wrong scale, noise shared
-by two releases, leaves without noise, and released sums that differ from the sum of the clipped uploads.
+If the claim is correct, the entries of all residuals are independent N(0, 1), within and between rounds, runs and
+leaves (arrays of the upload). Each test of `check_noise` has an exact distribution under that hypothesis. The tests
+reject noise with a wrong scale, noise shared by two releases, leaves without noise, and released sums that differ from
+the sum of the clipped uploads.
 
-A correlation over many entries does not reveal noise that only a few entries share. Therefore entries with the same
-index in two leaves, rounds or runs are also compared one by one. Two entries are close if their absolute values differ
-by less than h, a threshold larger than the step of the releases' lattice (`privacy.noise`). Given one entry, an
-independent entry is close to it with probability at most :math:`2 h \sqrt{2 / \pi}`, so a binomial variable bounds the
-number of close pairs.
+The correlation between two residuals does not reveal noise that only a few of their many entries share. Therefore
+entries with the same index in two leaves, rounds or runs are also compared one by one. Two entries are close if their
+absolute values differ by less than h, a threshold larger than the step of the releases' lattice (`privacy.noise`). Two
+independent entries are close with probability at most :math:`2 h \sqrt{2 / \pi}`, whatever the value of one of them, so
+a binomial variable bounds the number of close pairs.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class EpsilonBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: confidence level; the true epsilon is at least ``epsilon`` with at least this probability, over the
-        randomness of the worlds.
+      confidence: confidence level. With at least this probability over the randomness of the worlds, the true epsilon
+        is at least ``epsilon``.
       ceiling: largest bound possible with this number of worlds.
       statistic: index of the score that gave the bound; 0 if a world has one score.
     """
@@ -84,8 +85,9 @@ def epsilon_lower_bound(
 
     (eps, delta)-DP limits every test that separates the two kinds of world: P(score > t | with) <= e^eps P(score > t |
     without) + delta, and P(score <= t | without) <= e^eps P(score <= t | with) + delta. Half of the worlds are used to
-    select the threshold t, one of the two tests and, if a world has several scores, the score. The other half gives
-    Clopper-Pearson bounds on the two probabilities, each with half of the error probability:
+    select the threshold t, one of the two tests and, if a world has several scores, the score. Let p be the probability
+    on the left side of the selected test, and f the probability on its right side. The other half of the worlds gives a
+    Clopper-Pearson lower bound on p and an upper bound on f, each with half of the error probability:
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 
@@ -101,7 +103,7 @@ def epsilon_lower_bound(
     """
     present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
     if present.shape[1] != absent.shape[1]:
-        raise JaxpflError(f"both worlds must have equally many scores, got {present.shape[1]} and {absent.shape[1]}")
+        raise JaxpflError(f"all worlds must have equally many scores, got {present.shape[1]} and {absent.shape[1]}")
     if not 0 <= delta < 1:
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
@@ -135,7 +137,9 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Lower bounds on epsilon for fixed numbers of worlds with and without the canary."""
+    """Function from counts of scores to lower bounds on epsilon, for fixed numbers of worlds with and without the
+    canary.
+    """
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -143,8 +147,10 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """Bounds from two tests, [2, T]. The first takes a score above the threshold as a sign that the canary is
-        present, and the second takes a score up to the threshold as a sign that it is absent.
+        """Lower bounds on epsilon from two tests, at T thresholds, [2, T].
+
+        The first test takes a score above the threshold as a sign that the canary is present. The second test takes a
+        score up to the threshold as a sign that the canary is absent.
 
         Args:
           tp, fp: numbers of worlds with and without the canary whose score is above the threshold, [T].
@@ -158,8 +164,11 @@ class _Odds:
 
 
 def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
-    """Find the best bound, its test and its threshold from one score per world, [K1] with the canary and [K0] without
-    it.
+    """Find the best bound, its test and its threshold.
+
+    Args:
+      odds: bounds for these numbers of worlds.
+      present, absent: one score per world with the canary, [K1], and without it, [K0].
     """
     present, absent = np.sort(present), np.sort(absent)
     thresholds = np.unique(np.concatenate([present, absent]))
@@ -190,11 +199,11 @@ class OneRunBound(NamedTuple):
     Attributes:
       epsilon: the bound; 0 if the audit shows nothing.
       delta: delta at which the bound holds.
-      confidence: confidence level; the true epsilon is at least ``epsilon`` with at least this probability, over the
-        coins and the randomness of the run.
+      confidence: confidence level. With at least this probability over the coins and the randomness of the run, the
+        true epsilon is at least ``epsilon``.
       ceiling: largest bound possible with this number of canaries.
       canaries: number of canaries n.
-      guesses, correct: numbers of guesses r and of correct guesses W that gave the bound.
+      guesses, correct: number of guesses r, and number of correct guesses W, from which the bound was computed.
     """
 
     epsilon: float
@@ -207,7 +216,9 @@ class OneRunBound(NamedTuple):
 
 
 def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
+    """Upper bound on the probability of at least ``correct`` correct guesses under (epsilon, delta)-DP.
+
+    Reference: Steinke et al. 2023, Theorem 5.2.
 
     Args:
       canaries: number of canaries n.
@@ -275,7 +286,9 @@ def one_run_lower_bound(
 
 
 def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
-    """Largest epsilon under which this many correct guesses are less probable than ``error``; 0 if there is none."""
+    """Largest epsilon for which at least this many correct guesses have a probability below ``error``; 0 if there is
+    none.
+    """
 
     def refuted(epsilon: float) -> bool:
         return p_value(canaries, guesses, correct, epsilon=epsilon, delta=delta) < error
@@ -303,9 +316,10 @@ class Finding(NamedTuple):
     """Result of one test.
 
     Attributes:
-      test: name of the test, with the leaf, rounds or runs that have the smallest p-value.
-      p_value: probability of a statistic at least as extreme if the claim is correct. If several tests have the same
-        name, this is their smallest p-value times their number (Bonferroni).
+      test: name of the test. If the test is done for several leaves, pairs of rounds or pairs of runs, the name
+        includes the one with the smallest p-value.
+      p_value: probability of a statistic at least as extreme if the claim is correct. If there are several p-values,
+        this is the smallest one times their number (Bonferroni).
     """
 
     test: str
@@ -320,9 +334,10 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
       sums: sums of the uploads without noise, with the same shapes.
 
     Returns:
-      One finding per test: ``scale`` (unit variance), ``leaves`` (unit variance in each leaf), ``shape``
-      (Kolmogorov-Smirnov), ``rounds``, ``runs`` and ``between leaves`` (no shared noise), ``sum`` (no correlation with
-      the uploads). Comparisons that need two rounds, runs or leaves are left out if there is only one.
+      One finding per test. ``scale`` tests for unit variance, ``leaves`` for unit variance in each leaf, and ``shape``
+      for a normal distribution (Kolmogorov-Smirnov). ``rounds``, ``runs`` and ``between leaves`` test whether two of
+      these share noise, and ``sum`` tests for a correlation with the uploads. Comparisons that need two rounds, runs or
+      leaves are left out if there is only one.
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
@@ -349,7 +364,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
 
 
 def _named(test: str, p_values: dict[str, float]) -> Finding | None:
-    """Bonferroni-corrected smallest p-value as a finding; None without tests."""
+    """Make a finding of the smallest p-value, with Bonferroni's correction; None if there are no p-values."""
     if not p_values:
         return None
     least = min(p_values, key=lambda name: p_values[name])
@@ -357,7 +372,7 @@ def _named(test: str, p_values: dict[str, float]) -> Finding | None:
 
 
 def _variance(values: np.ndarray) -> float:
-    """Two-sided p-value for unit variance: the sum of squares is chi-squared if the values are N(0, 1)."""
+    """Two-sided p-value of the hypothesis of unit variance, under which the sum of squares is chi-squared."""
     from scipy.stats import chi2
 
     total, n = float((values**2).sum()), values.size
@@ -371,8 +386,9 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """p-values for the correlation between any two of n parts, [n, ...]; for independent parts a and b, <a, b> / |b| is
-    N(0, 1).
+    """p-values for the correlation between any two of n parts, [n, ...].
+
+    If parts a and b are independent, <a, b> / |b| is N(0, 1).
     """
     from scipy.stats import norm
 
@@ -390,7 +406,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
 
 
 def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """p-values for the number of close entries in two leaves, and in two runs or rounds of one leaf, by test."""
+    """p-values for the number of close entries in two leaves, in two runs or in two rounds, by the name of the test."""
     from scipy.special import bdtrc
 
     found: dict[str, dict[str, float]] = {"leaves": {}, "rounds": {}, "runs": {}}
@@ -413,9 +429,7 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value for the correlation between the noise of n releases, [n, entries], and the releases' sums without
-    noise.
-    """
+    """p-value for the correlation between the noise of n releases and their sums without noise, [n, entries] each."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)

@@ -30,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
-    """Fill in the bands and the coefficients of banded noise.
+    """Fill in the number of bands and the coefficients of banded noise.
 
     Args:
       mechanism: mechanism with any noise; returned unchanged if the noise is not banded or already has coefficients.
@@ -77,8 +77,8 @@ def plan_of(
         not amplify privacy.
 
     Raises:
-      JaxpflError: for several noise multipliers or clipping norms, for a combination that cannot be accounted for, and
-        for noise in every step without ``steps`` or ``scales``.
+      JaxpflError: if there are several noise multipliers or clipping norms; if no accountant supports the combination;
+        or if noise in every step comes without ``steps`` or ``scales``.
     """
     exclusions.check(
         {
@@ -89,7 +89,9 @@ def plan_of(
         }
     )
     if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
-        raise JaxpflError("a privacy plan takes one noise multiplier and one clipping norm: make one plan for each run")
+        raise JaxpflError(
+            "noise_multiplier and clipping_norm must be single numbers, got several: make a plan for each run"
+        )
     z, clip = float(np.asarray(mechanism.noise_multiplier)), float(np.asarray(mechanism.clipping_norm))
     uploads = mechanism.least_uploads(participation.expected_cohort)
     noise: Noise
@@ -108,7 +110,7 @@ def plan_of(
         assert step is not None
         if steps is None or scales is None:
             missing = "steps" if steps is None else "scales"
-            raise JaxpflError(f"noise in every step cannot be accounted for without {missing}")
+            raise JaxpflError(f"{missing} must be given for noise in every step, got None")
         apart = 0 if step.joint else scales
         clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
         stddevs = (step.stddev, *[step.scale_stddev] * apart)
@@ -136,7 +138,7 @@ def calibrated(
         multiplier is valid for all runs, because it is relative to the norm.
       participation: sampling scheme for every round's cohort.
       epsilon, delta: privacy target.
-      accountant: accountant to invert.
+      accountant: accountant whose epsilon must be at most the target.
       run: other arguments of `plan_of`.
 
     Raises:
@@ -164,24 +166,24 @@ def sampling_of(participation: Participation) -> Sampling:
         return FixedSize(num_clients, participation.capacity)
     if participation.rate is None:
         raise JaxpflError(
-            f"participation {participation.name} cannot be accounted for: it sets neither rate (independent draws) "
-            "nor fixed_size (uniform draws without replacement)"
+            f"participation {participation.name} must set rate (independent draws) or fixed_size (draws without "
+            "replacement), got neither"
         )
     cap = participation.capacity if participation.capacity < num_clients else None
     return Poisson(participation.rate, num_clients, cap)
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn if delta is too large for a claim about users.
+    """Warn if delta is too large for a claim about users: at least 1 / clients.
 
-    A method that publishes the data of one random client satisfies such a claim with delta = 1 / clients.
+    Even a method that publishes the data of one random client satisfies such a claim.
 
     Raises:
       JaxpflError: instead of the warning, if ``strict``.
     """
     if 1 / clients <= delta < 1:
         warn(
-            f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: publishing the data of a client drawn at "
-            "random would satisfy such a claim",
+            f"{name} must be below 1 / clients = {1 / clients:g}, got {delta:g}: publishing the data of a client drawn "
+            "at random would satisfy such a claim",
             strict=strict,
         )

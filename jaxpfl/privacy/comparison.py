@@ -23,11 +23,11 @@ def theorem5_beside_sound(
     c2: float = 0.0,
     sigma2: float = 0.0,
 ) -> dict[str, Any]:
-    """Compute Theorem 5's epsilon for DP-AdaPeD, and sound epsilons for noise with the same variance.
+    """Compute the paper's epsilon for DP-AdaPeD (Theorem 5), and sound epsilons for noise with the same variance.
 
-    The sound epsilons cover two kinds of noise. ``end_of_round``: local steps have no noise, and N(0, K tau sigma^2)
-    is added to the sum at the end. ``per_step``: noise is added as in the paper; if psi is uploaded, a client is
-    protected only by its own noise (`PerStepNoise`).
+    The sound epsilons cover two kinds of noise. With ``end_of_round``, local steps have no noise, and N(0, K tau
+    sigma^2) is added to the sum at the end of a round. With ``per_step``, noise is added as in the paper. If psi is
+    uploaded, a client is then protected only by its own noise (`PerStepNoise`).
 
     For each kind of noise, there are two epsilons, one for each neighboring relation:
 
@@ -35,8 +35,8 @@ def theorem5_beside_sound(
       Poisson sampling with q = K/m amplifies privacy. With per-step noise, sampling does not amplify privacy. The
       reported epsilon is then the smaller of two: the epsilon of a user who takes part in every round, and the epsilon
       of ``replace_one``.
-    - ``replace_one``: one user's data are replaced by arbitrary data. Cohorts have exactly K clients; the accounting
-      uses RDP unless K = m.
+    - ``replace_one``: neighboring data sets differ in one user's data, which may be arbitrary. Cohorts have exactly K
+      clients. The accounting uses RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
@@ -49,8 +49,8 @@ def theorem5_beside_sound(
       delta: delta of all epsilons.
 
     Returns:
-      A JSON-serializable dictionary with the paper's epsilon and its caveat; for each of the four sound plans, its
-      epsilon, noise multiplier, participation and accountant; and the number of rounds, the sampling rate and delta.
+      A JSON-serializable dictionary. It contains the paper's epsilon and its caveat; the epsilon, noise multiplier,
+      participation and accountant of each of the four sound plans; the number of rounds; the sampling rate; and delta.
 
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.

@@ -1,21 +1,20 @@
 r"""Descriptions of noise and client sampling, the inputs of the privacy accountant.
 
 A description consists of plain numbers; the mechanism itself is part of the compiled round. Every mechanism releases a
-sum of clipped uploads with Gaussian noise. The accountant therefore needs only the noise multiplier z, which is the
-standard deviation of the noise divided by the largest change of the sum when one client is added (or the client's data
-are zeroed).
+sum of clipped uploads with Gaussian noise. The accountant therefore needs only the noise multiplier z: the standard
+deviation of the noise, divided by the largest change of the sum when one client is added (or its data are zeroed).
 
 Several Gaussian releases about the same client, with noise multipliers z_j, are equivalent to one release with :math:`z
 = (\sum_j z_j^{-2})^{-1/2}`, even if a later release depends on the outcome of an earlier one (Dong et al. 2022,
 Corollary 3.3).
 
 **Banded noise.** Let x be the rounds' releases without noise, and A the lower triangular matrix of ones. The server's
-model is a prefix sum of the releases, an entry of A x. Adding noise :math:`C^{-1} Z` to x, with the entries of Z
-independent N(0, s^2), is as private as adding Z to C x. If C is lower triangular, this holds even if x is chosen
-adaptively (Denisov et al. 2022). Here C is a Toeplitz matrix with b bands: :math:`C_{ij} = c_{i-j}` for
-:math:`0 \le i - j < b`, otherwise 0, and :math:`\|c\| = 1`. Columns of C that are at least b apart have no non-zero row
-in common. Therefore a client that takes part in k rounds, at least b apart, changes C x by at most :math:`\sqrt k`
-times its clipping norm. The mean squared error of the R prefix sums is
+model is a prefix sum of the releases, an entry of A x. Let the entries of Z be independent N(0, s^2). Adding the noise
+:math:`C^{-1} Z` to x is as private as adding Z to C x. If C is lower triangular, this holds even if x is chosen
+adaptively (Denisov et al. 2022). Here C is a Toeplitz matrix with b bands: :math:`C_{ij} = c_{i-j}` for :math:`0 \le i
+- j < b`, otherwise 0, and :math:`\|c\| = 1`. Columns of C that are at least b apart have no non-zero row in common.
+Therefore a client that takes part in k rounds, at least b apart, changes C x by at most :math:`\sqrt k` times its
+clipping norm. The mean squared error of the R prefix sums is
 
 .. math:: \frac{s^2}{R} \sum_{t < R} \sum_{i \le t} w_i^2, \qquad w = A C^{-1} e_1
 
@@ -40,7 +39,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:
-    """Combine the noise multipliers of several Gaussian releases about one client; 0 if any release has no noise."""
+    """Noise multiplier of several Gaussian releases about one client together; 0 if any of them has no noise."""
     squares = [z**2 for z in noise_multipliers]
     return 0.0 if min(squares) == 0 else sum(1 / s for s in squares) ** -0.5
 
@@ -52,13 +51,13 @@ class CentralNoise:
     Attributes:
       noise_multiplier: noise multiplier z of the sum; 0 for clipping without noise.
       clipping_norm: clipping norm C, for the privacy statement; None for adaptive clipping.
-      count_stddev: standard deviation s of the noise on the number of uploads below C under adaptive clipping (Andrew
-        et al. 2021); otherwise None. Each client sends 1/2 or -1/2, so the release of the count has noise multiplier
-        2 s, and both releases together have the noise multiplier :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (Theorem 1 of
-        that paper).
+      count_stddev: for adaptive clipping (Andrew et al. 2021), standard deviation s of the noise on the number of
+        uploads with a norm below C; otherwise None. Each client sends 1/2 or -1/2, so the release of this number has
+        the noise multiplier 2 s. Both releases together have the noise multiplier :math:`(z^{-2} + (2 s)^{-2})^{-1/2}`
+        (Andrew et al. 2021, Theorem 1).
       releases: number of sums over the cohort that a round releases; several for EM with several iterations.
-      coefficients: coefficients c of a banded factorization (`banded_coefficients`), with norm 1. The noise is then
-        correlated between rounds, and z is the noise multiplier of Z. Independent noise has (1,).
+      coefficients: coefficients c of banded noise (see above and `banded_coefficients`), with norm 1; (1,) for
+        independent noise. Banded noise is correlated between rounds, and z is the noise multiplier of Z.
 
     Raises:
       JaxpflError: for a value out of range, or if banded noise has several releases or a noisy count.
@@ -155,27 +154,29 @@ class DistributedNoise:
 
     @property
     def _shares(self) -> float:
-        """Standard deviation of the noise on the sum, relative to the noise that protects a client."""
+        """Standard deviation of the noise on the sum, divided by the standard deviation of the noise that protects a
+        client.
+        """
         return math.sqrt(self.min_uploads) if self.alone else 1.0
 
 
 @dataclass(frozen=True)
 class PerStepNoise:
-    r"""Noise of the paper's DP-AdaPeD: in every local step each client clips its gradients and adds noise to them.
+    r"""Noise of DP-AdaPeD (Ozkara et al. 2023): in every local step each client clips its gradients and adds noise.
 
     With clipping norm C and noise of standard deviation s, the tau steps of one client are tau adaptive Gaussian
     releases. Together they have the noise multiplier z, however the client computes its upload from them:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
-    If each step only adds its noisy gradient to the upload (``linear``), the noise of all K clients also protects each
-    client. A client's steps together change the sum by up to tau C. The other clients' steps may be arbitrary, because
-    they do not depend on this client.
+    If each step only adds its noisy gradient to the upload (``linear``), a client is also protected by the noise of all
+    K clients. A client's steps together change the sum by up to tau C. The other clients' steps may be arbitrary,
+    because they do not depend on this client. Then
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
     The paper assumes that the average has noise of variance tau s^2/K. This is not true, because a client's later
-    gradients depend on its earlier noise and may cancel that noise. Under either bound above, a round is at least as
+    gradients depend on its earlier noise and may cancel that noise. With z from either formula, a round is at least as
     private as one Gaussian release with noise multiplier z. The accounting of sampled rounds requires this. A client's
     mu and psi count as one release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
@@ -187,11 +188,11 @@ class PerStepNoise:
       clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
       stddevs: standard deviations s1, and s2 if psi is uploaded, of the noise in one step.
       steps: number of local steps tau.
-      min_uploads: number K of uploads; a round with fewer uploads releases nothing. At most the number of clients in a
-        round.
-      linear: whether the second bound applies. This bound requires plain gradient steps without momentum and with one
-        learning rate within a round. The upload must not change after its last noise is added, and every gradient of a
-        step must be computed before any noise of that step is added.
+      min_uploads: number K of uploads, at most the number of clients in a round. A round with fewer uploads releases
+        nothing.
+      linear: whether the second formula applies. It requires plain gradient steps without momentum, and one learning
+        rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
+        be computed before any noise of that step is added.
 
     Raises:
       JaxpflError: for a value out of range, or if ``clips`` and ``stddevs`` have different lengths.
@@ -235,7 +236,7 @@ class PerStepNoise:
           JaxpflError: if all noise is zero, because it cannot be scaled.
         """
         if not self.multiplier:
-            raise JaxpflError(f"a noise multiplier of 0 cannot be scaled to {multiplier}")
+            raise JaxpflError(f"stddevs must be > 0 to be scaled to noise multiplier {multiplier}, got {self.stddevs}")
         factor = multiplier / self.multiplier
         return replace(self, stddevs=tuple(factor * s for s in self.stddevs))
 
@@ -267,13 +268,12 @@ class Full:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson sampling: every client takes part independently; a cohort larger than ``cap`` is reduced to a random
-    subset.
+    """Poisson sampling: every client takes part independently with probability ``rate``.
 
     Attributes:
       rate: probability q that a client takes part in a round.
       num_clients: number of clients m; required with a cap.
-      cap: largest size of a cohort; a larger one is reduced uniformly at random. None if no cohort is reduced.
+      cap: largest size of a cohort. A larger cohort is reduced to a random subset of this size. None for no limit.
 
     Raises:
       JaxpflError: for a value out of range, or a cap without the number of clients.
@@ -291,7 +291,7 @@ class Poisson:
         if self.cap is not None:
             checks.count("cap", self.cap)
             if self.num_clients is None:
-                raise JaxpflError("a cap requires the number of clients: set clients")
+                raise JaxpflError("num_clients must be given with a cap, got None")
 
     @property
     def truncated(self) -> bool:
@@ -349,7 +349,7 @@ Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic
 
 @lru_cache(maxsize=64)
 def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
-    """Coefficients c, with norm 1, of the banded C that minimizes the mean squared error of the prefix sums.
+    """Coefficients c, with norm 1, of the banded matrix C that minimizes the mean squared error of R prefix sums.
 
     L-BFGS in float64 starts from the first b coefficients of the square root of A, the lower triangular matrix of ones.
 
@@ -378,7 +378,7 @@ def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
 
 
 def prefix_error(c: tuple[float, ...], rounds: int) -> float:
-    """Root mean squared error of R prefix sums with banded noise of standard deviation s = 1 and the coefficients c."""
+    """Root mean squared error of R prefix sums under banded noise with coefficients c and standard deviation s = 1."""
     w = _filtered(np.asarray(c), np.ones(rounds))
     return float(np.sqrt(w**2 @ np.arange(rounds, 0, -1) / rounds))
 
@@ -386,8 +386,8 @@ def prefix_error(c: tuple[float, ...], rounds: int) -> float:
 def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
     """Root mean squared error of R prefix sums, relative to independent noise with the same epsilon and cohorts.
 
-    The epsilons are equal because under both kinds of noise, each of a client's k turns is a release with noise
-    multiplier z.
+    At the same noise multiplier z, both kinds of noise have the same epsilon, because each of a client's turns is then
+    a release with noise multiplier z.
 
     Examples:
       >>> round(prefix_error_ratio(banded_coefficients(10, 100), 100), 3)
@@ -404,7 +404,7 @@ def check_coefficients(c: tuple[float, ...]) -> None:
     """
     values = np.asarray(c, float)
     if not np.isfinite(values).all() or values[0] <= 0:
-        raise JaxpflError(f"coefficients must be finite, and the first one positive, got {c}")
+        raise JaxpflError(f"coefficients must be finite, and the first must be > 0, got {c}")
     if abs(np.linalg.norm(values) - 1) > 1e-9:
         raise JaxpflError(f"coefficients must have norm 1, got {np.linalg.norm(values):g}")
 
@@ -430,7 +430,7 @@ def _log_error(free: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
-    """Compute the smallest cap that a round's Poisson cohort exceeds with probability below ``overflow``; at most m.
+    """Compute the smallest cap, at most m, that a round's Poisson cohort exceeds with probability below ``overflow``.
 
     Args:
       num_clients: number of clients m.

@@ -25,7 +25,7 @@ SWEEP = ("sweep", "adaped", *SMALL[:12], "--grid")
         (["run", "local", "--data", "federation:none"], "none is not a saved federation: there is no such folder"),
         (
             ["run", "fedavg", "--privacy.epsilon", "8", "--privacy.delta", "0.2", "--strict"],
-            "privacy.delta = 0.2 is not below 1 / clients = 0.166667",
+            "privacy.delta must be below 1 / clients = 0.166667, got 0.2",
         ),
         (["run", "local", "--output", "r", "--resume"], "nothing to resume in r: leave out --resume to start"),
         (["run", "local", "--plan.devices", "4"], "plan.devices must be at most 2 (the devices present), got 4"),

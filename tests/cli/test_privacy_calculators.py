@@ -55,7 +55,7 @@ def test_accountants_and_ways_to_sample(capsys):
 def test_a_delta_that_one_published_client_has_is_warned_of(capsys, args):
     found = jaxpfl(capsys, "privacy", *args, "--clients", "50", "--delta", "0.02")
     assert found.status == 0
-    assert "delta = 0.02 is not below 1 / clients = 0.02: publishing the data" in found.err
+    assert "delta must be below 1 / clients = 0.02, got 0.02: publishing the data" in found.err
     assert jaxpfl(capsys, "privacy", *args, "--clients", "50", "--delta", "0.019").err == ""
 
 

@@ -68,7 +68,7 @@ def test_of_several_scores_the_best_is_chosen_on_worlds_that_the_bound_does_not_
     assert found.epsilon == audit.epsilon_lower_bound(*good, delta=DELTA).epsilon
     above = [audit.epsilon_lower_bound(*rng.normal(size=(2, 200, 20)), delta=0.0).epsilon > 0 for _ in range(100)]
     assert sum(above) <= binom.isf(1e-6, 100, 0.05)
-    with pytest.raises(JaxpflError, match="both worlds must have equally many scores, got 20 and 19"):
+    with pytest.raises(JaxpflError, match="all worlds must have equally many scores, got 20 and 19"):
         audit.epsilon_lower_bound(with_, nothing[0], delta=DELTA)
 
 

@@ -43,7 +43,7 @@ def test_the_noise_of_a_count_limits_the_result_of_a_calibration_alone():
 def test_the_smallest_delta_of_pld_is_accounted():
     plan = PrivacyPlan(CentralNoise(5.0), Full(), 1)
     assert plan.epsilon(accounting.SMALLEST_DELTA) > plan.epsilon(1e-9)
-    with pytest.raises(JaxpflError, match="pld cannot resolve a delta below"):
+    with pytest.raises(JaxpflError, match="delta must be at least 1e-12 for pld"):
         plan.epsilon(np.nextafter(accounting.SMALLEST_DELTA, 0))
 
 

@@ -186,7 +186,7 @@ def test_impossible_targets():
     for epsilon in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(JaxpflError, match="epsilon must be > 0 and finite"):
             calibrate(plan, epsilon, 1e-5)
-    with pytest.raises(JaxpflError, match=r"epsilon must be at most 200, got 1e\+09: a larger one"):
+    with pytest.raises(JaxpflError, match=r"epsilon must be at most 200, got 1e\+09, which"):
         calibrate(plan, 1e9, 1e-5)
     with pytest.raises(JaxpflError, match=r"epsilon 100 at delta 0\.5 requires a noise multiplier below 0\.01"):
         calibrate(PrivacyPlan(CentralNoise(1.0), Poisson(0.1), 1), 100.0, 0.5)
@@ -194,7 +194,7 @@ def test_impossible_targets():
         calibrate(plan, 1e-9, 1e-11)
     with pytest.raises(JaxpflError, match="count_stddev must be above"):
         calibrate(PrivacyPlan(CentralNoise(1.0, count_stddev=0.1), Full(), 10), 1.0, 1e-5)
-    with pytest.raises(JaxpflError, match="a noise multiplier of 0 cannot be scaled"):
+    with pytest.raises(JaxpflError, match="stddevs must be > 0 to be scaled"):
         calibrate(PrivacyPlan(PerStepNoise((1.0,), (0.0,), 1, 1), Full(), 10), 1.0, 1e-5)
 
 
@@ -204,7 +204,7 @@ def test_impossible_targets():
         (lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).event(), "noise multiplier of 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(0.0), "delta must be > 0 and < 1, got 0.0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1.0), "delta must be > 0 and < 1, got 1.0"),
-        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld cannot resolve a delta below"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "delta must be at least 1e-12 for pld"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-5, "prd"), "unknown accountant 'prd'"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 0), "rounds must be a whole number >= 1, got 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1.5), "rounds must be a whole number"),
@@ -232,7 +232,7 @@ def test_impossible_targets():
         (lambda: PerStepNoise((1.0,), (-1.0,), 1, 1), "sigma1 must be >= 0"),
         (lambda: Poisson(0.0), "sampling_rate must be > 0 and <= 1, got 0.0"),
         (lambda: Poisson(math.nan), "sampling_rate must be > 0 and <= 1, got nan"),
-        (lambda: Poisson(0.5, None, 3), "a cap requires the number of clients"),
+        (lambda: Poisson(0.5, None, 3), "num_clients must be given with a cap"),
         (lambda: FixedSize(5, 6), "cohort must be at most 5, got 6"),
     ],
 )
