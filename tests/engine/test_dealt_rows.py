@@ -1,14 +1,18 @@
 """Rows of clients that are dealt to devices by their examples, and back."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpfl.data import stack
-from jaxpfl.engine.groups import Group, gather
+from jaxpfl.engine.groups import Group, gather, make_groups
 from jaxpfl.engine.round import _rows_where as rows_where
 from jaxpfl.engine.state import _map_blocks
+from jaxpfl.support.errors import JaxpflError
 
 SIZES = np.array([[40, 4], [3, 1], [5, 2], [2, 2], [30, 3], [1, 1], [8, 1]])
 
@@ -52,6 +56,13 @@ def test_clients_of_two_groups_keep_their_places():
     np.testing.assert_array_equal(found, names)
     changed = first.put(second.put(names, second.take(names) + 1), first.take(names) + 2)
     np.testing.assert_array_equal(changed, names + np.where(np.isin(np.arange(7), members[0]), 2, 1))
+
+
+@pytest.mark.parametrize("numbers", [[0, 2, 1], [0, -1, 1], [0, 1]])
+def test_groups_that_do_not_exist_are_refused(numbers):
+    algorithm: Any = SimpleNamespace(clients=(None, None), group_of=lambda ids, count: np.array(numbers))
+    with pytest.raises(JaxpflError, match="group_of must give each of 3 clients a group from 0 to 1"):
+        make_groups(algorithm, np.arange(3), 1)
 
 
 def test_nothing_moves_where_nothing_is_saved():
