@@ -113,12 +113,12 @@ def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
 
 
 def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
-    r"""Smallest delta for eps: the maximum, over all shifts D = 1 ... sensitivity, of
+    r"""Smallest delta for eps. With discrete Gaussian X, this is the maximum, over all shifts D = 1 ... sensitivity, of
 
     .. math:: P\Big(X < \frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
        - e^\epsilon P\Big(X < -\frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
 
-    (Canonne et al., Theorem 7). The maximum is over every shift because the expression is not monotone in D.
+    (Canonne et al. 2020, Theorem 7). The maximum is over all shifts because the expression is not monotone in D.
 
     Raises:
       JaxpflError: unless sigma, eps and the sensitivity are positive.
@@ -143,7 +143,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
 
 
 def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
-    """Smallest sigma, to a relative 1e-6, for which a message as sampled is (eps, delta)-DP.
+    """Smallest sigma, to a relative 1e-6, for which a message with noise from `sample` is (eps, delta)-DP.
 
     Raises:
       JaxpflError: unless eps is positive and delta is in (0, 1), if eps is too large for the sampler's precision, or if
@@ -162,11 +162,11 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
     low, high = 1e-2, 1.0
     while not enough(high):
         if room(high) > delta_:
-            raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling is too coarse")
+            raise JaxpflError(f"epsilon is too large for delta {delta_:g} and 64 random bits, got {epsilon:g}")
         if high > MOST_STDDEV:
             raise JaxpflError(
-                f"epsilon {epsilon:g} at {sensitivity} steps requires a stddev above {MOST_STDDEV:g} steps: "
-                "quantize to fewer bits"
+                f"epsilon {epsilon:g} with sensitivity {sensitivity} requires a stddev above {MOST_STDDEV:g}: quantize "
+                "to fewer bits"
             )
         low, high = high, 2 * high
     while high - low > 1e-6 * high:

@@ -98,7 +98,7 @@ class Ledger:
         return len(self.accesses) - 1
 
     def released(self, descent: int, releases: int) -> None:
-        """Raise a descent's number of gradients per mini-batch to at least ``releases``."""
+        """Record that a descent computes at least ``releases`` gradients per mini-batch."""
         access = self.accesses[descent]
         self.accesses[descent] = access._replace(releases=max(access.releases, releases))
 
@@ -112,9 +112,10 @@ class Ledger:
 
 
 class _OfClient(NamedTuple):
-    """Traced settings from `Silo` for one client, [] each.
+    """Traced settings of one client, [] each, from its `Silo`.
 
-    ``whole`` is true if every mini-batch contains all examples. ``stddev`` is ``z_i C``.
+    ``whole`` is true if every mini-batch contains all examples. ``stddev`` is ``z_i C``. ``expected`` is the expected
+    size of a mini-batch.
     """
 
     threshold: Array
@@ -127,7 +128,7 @@ class GuardedBatch:
     """Mini-batch of guarded examples; a method can only compute its `gradient`.
 
     Attributes:
-      loss: mean loss at the last gradient, [], only for `GuardedData.report`.
+      loss: mean loss of the examples when the last gradient was taken, [], only for `GuardedData.report`.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class GuardedBatch:
           key: key of the step, for dropout; each example gets its own key.
 
         Returns:
-          NaN, because the loss is not released, and the noisy mean gradient.
+          Two results: NaN in place of the loss, which is not released; and the noisy mean gradient.
 
         Raises:
           JaxpflError: if called in a JAX loop, conditional or gradient of the method.
@@ -266,8 +267,9 @@ class GuardedData:
 
 
 def poisson_batch(key: Key, of_client: _OfClient, first: Array, slots: int) -> tuple[Array, Array]:
-    """Draw every example (or person) independently with the client's rate; a draw of more than ``slots`` is reduced to
-    a random subset.
+    """Draw every example (or person) independently with the client's rate.
+
+    A draw of more than ``slots`` examples (or persons) is reduced to a random subset of this size.
 
     Args:
       key: key of the mini-batch.
@@ -276,8 +278,8 @@ def poisson_batch(key: Key, of_client: _OfClient, first: Array, slots: int) -> t
       slots: largest number of drawn examples (or persons).
 
     Returns:
-      Indices of the drawn examples among the client's examples, [slots] int32, 0 for slots that are not valid, and the
-      mask of valid slots, [slots]. If the capacity is smaller than ``slots``, there is a slot for each example.
+      Two arrays: the indices of the drawn examples among the client's examples, [slots] int32, and the mask of valid
+      slots, [slots]. Invalid slots have the index 0. If the capacity is below ``slots``, each example has a slot.
     """
     (capacity,) = first.shape
     score = (bits(stream(key, Purpose.BATCHES), (capacity,)) >> 1).astype(jnp.int32)
@@ -294,14 +296,13 @@ def guard_examples(
 ) -> Algorithm:
     """Wrap an algorithm so that its clients obtain noisy clipped gradients of their examples and nothing else.
 
-    A client function of the wrapped algorithm raises a `JaxpflError` when traced if it uses an example in any other
-    way.
+    If a client function uses an example in any other way, tracing it raises a `JaxpflError`.
 
     Args:
       algorithm: the method's algorithm.
       method: name of the method, for error messages.
       mechanism: mechanism of the run's silos.
-      ledgers: list to which every traced call of a client function appends its ledger, if given.
+      ledgers: list to which every traced call of a client function appends its ledger; None for no list.
 
     Raises:
       JaxpflError: if the algorithm pools the clients' examples.

@@ -57,10 +57,11 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    This calibration assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If this noise is
-    added to each coordinate of a vector, the noise is too small. For larger eps the guarantee is unproven.
-    `analytic_gaussian_stddev` with sensitivity 2 b gives a smaller standard deviation and is always sound. Reference:
-    Ozkara et al. 2023, section 2 and Theorem 2.
+    This calibration assumes a sensitivity of 2 b. It is sound only in one dimension and for eps < 1: for larger eps the
+    guarantee is unproven, and for each coordinate of a vector the noise is too small. `analytic_gaussian_stddev` with
+    sensitivity 2 b gives a smaller standard deviation and is always sound.
+
+    Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 
@@ -103,12 +104,12 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
     A message takes one bit. The variance of a message, :math:`b^2 c^2 - x^2`, is below the Gaussian mechanism's.
 
-    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. Over all
-    inputs, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
-    e^eps. The sampled probabilities are multiples of 2^-23 in float32 (2^-52 in float64). The smaller of the two
-    probabilities is rounded up, so rounding never raises the ratio, and the smaller probability is never zero. For eps
-    above 15.9 (36 in float64), a message is therefore as private as for eps = 15.9 (36). A client that sends several
-    entries spends eps for each entry.
+    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. For every
+    input, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1). The ratio of these two bounds
+    is exactly e^eps. The sampled probabilities are multiples of 2^-23 in float32 (2^-52 in float64). The smaller of the
+    two probabilities is rounded up, so rounding never raises the ratio, and the smaller probability is never zero. For
+    eps above 15.9 (36 in float64), a message is therefore as private as for eps = 15.9 (36). A client that sends
+    several entries spends eps for each entry.
 
     Args:
       x: values to send, with any shape and a floating type.
@@ -125,7 +126,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of Ozkara et al.: replace each entry x, clipped to [0, 1], by one of two values with expectation x:
+    r"""One-bit mechanism on [0, 1]: replace each entry x, clipped to [0, 1], by one of two values with expectation x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad
@@ -156,8 +157,8 @@ def bounded(x: Array, bound: Scalar) -> Array:
 def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     """Draw True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
 
-    Let p be the probability of the less probable outcome, p = |x| sigmoid(-eps) + (1 - |x|) / 2. This outcome is drawn
-    if ``uniform <= p``. Uniforms are multiples of the generator's step, so the sampled probability is the next multiple
+    The less probable outcome has the probability p = |x| sigmoid(-eps) + (1 - |x|) / 2. This outcome is drawn if
+    ``uniform <= p``. Uniforms are multiples of the generator's step, so the sampled probability is the next multiple
     above p, but never above one half. If p underflows to zero (for |x| = 1 and eps above 88 in float32), the sampled
     probability is one step. p is computed by this formula because the equivalent (1 - |x| tanh(eps/2)) / 2 would be
     inaccurate for large eps.

@@ -1,7 +1,8 @@
 r"""Mechanism for user-level differential privacy: settings, clipping, noise and seed.
 
-With noise in every step, a client's gradients h for the global model mu and k for the scale psi (if psi is uploaded)
-are clipped, and noise is added to them, before the client's step:
+With noise in every step, a client clips its gradients h for the global model mu and k for the scale psi (if psi is
+uploaded), and adds noise to them. With learning rates eta, clipping norms C and standard deviations sigma, its step is
+then
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
@@ -87,7 +88,7 @@ _released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released w
 
 @contextmanager
 def released_gradients() -> Iterator[list[PyTree]]:
-    """Collect the gradients to which noise is added while the block is traced."""
+    """Collect, while the block is traced, the gradients to which noise is added."""
     token = _released_gradients.set(gradients := [])
     try:
         yield gradients
@@ -196,11 +197,11 @@ class Mechanism(NoiseSettings):
         if self.coefficients is not None:
             descriptions.check_coefficients(self.coefficients)
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
-            raise JaxpflError("scale_clipping_norm and joint require noise = per_step")
+            raise JaxpflError(f"scale_clipping_norm and joint require noise = per_step, got noise = {self.noise}")
         if self.noise == "distributed" and self.min_uploads is None:
             raise JaxpflError("noise = distributed requires min_uploads, the smallest number of uploads in a round")
         if self.server_adds and self.min_uploads is not None:
-            raise JaxpflError("min_uploads requires noise that the clients add: noise = distributed or per_step")
+            raise JaxpflError(f"min_uploads requires noise = distributed or per_step, got noise = {self.noise}")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
@@ -221,8 +222,9 @@ class Mechanism(NoiseSettings):
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """Noise multiplier of the sum alone, for which sum and count together have noise multiplier z (Andrew et al.,
-        Theorem 1).
+        """Noise multiplier of the sum alone, chosen so that sum and count together have the noise multiplier z.
+
+        Reference: Andrew et al. 2021, Theorem 1.
         """
         z = np.asarray(self.noise_multiplier, float)
         if self.quantile is None:
@@ -240,8 +242,8 @@ class Mechanism(NoiseSettings):
     def stream(self) -> NoiseStream | None:
         """Noise stream, with a name that differs between mechanisms; None without noise.
 
-        The name omits the noise multiplier and the clipping norm, unless noise is added in every step: they are
-        hyper-parameters, which may differ between runs of one program.
+        If noise is added in every step, the name includes the noise multiplier and the clipping norm. Otherwise they
+        are hyper-parameters, which may differ between runs of one program.
         """
         if not np.any(self.noise_multiplier):
             return None

@@ -55,13 +55,13 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     squares overflow is clipped like any other.
 
     Args:
-      tree: tree of floating-point leaves. Leaves narrower than float32 are widened to float32 first, because their norm
+      tree: tree of floating-point arrays. Narrower types than float32 are widened to float32 first, because their norm
         would have a relative error of 1e-2.
       clipping_norm: clipping norm C, positive.
 
     Returns:
-      The clipped tree, and the norm before clipping, []: 0 for a tree without leaves, not finite if an entry is not
-      finite.
+      Two results: the clipped tree; and the norm before clipping, []. The norm is 0 for a tree without leaves, and not
+      finite if an entry is not finite.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -84,8 +84,9 @@ def norm(tree: PyTree) -> Array:
 
 
 def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
-    """Remark on a fixed clipping norm that is, in every run, over four times or under a quarter of the uploads' median
-    norm.
+    """Remark on a fixed clipping norm that is far from the uploads' norms in every run.
+
+    "Far" means above four times their median, or below a quarter of it.
 
     Args:
       norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds].
@@ -93,7 +94,7 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
       clients: number of clients m.
 
     Returns:
-      The remark; None if the clipping norm adapts, or if it is within these limits in at least one run.
+      The remark; None if the clipping norm adapts, or if it is not far from the uploads' norms in at least one run.
     """
     if np.ptp(limits, axis=1).any():  # the clipping norm adapts
         return None
@@ -135,8 +136,8 @@ def record() -> Iterator[list[Draw]]:
     """Record every draw of noise in a list while the block runs.
 
     Programs are compiled again for the block, because only a program compiled for recording records its draws. Draws
-    for discarded results are recorded too, for example for clients that pad a cohort on several devices and in branches
-    that are not taken. With several processes, each process records the rounds that it runs.
+    whose results are discarded are recorded too: for clients that pad a cohort on several devices, for example, and in
+    branches that are not taken. With several processes, each process records the rounds that it runs.
 
     Raises:
       RuntimeError: if another such block is active.
@@ -236,7 +237,7 @@ def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTre
 def add_banded(
     key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree, protects: str
 ) -> tuple[PyTree, PyTree]:
-    r"""Add a round's noise from a banded factorization (`privacy.descriptions`), and round to the lattice for s:
+    r"""Add a round's banded noise z_t (see `privacy.descriptions`), and round to the lattice for s:
 
     .. math:: z_t = \frac{1}{c_0} \Bigl( Z_t - \sum_{j=1}^{b-1} c_j z_{t-j} \Bigr), \qquad Z_t \sim N(0, s^2 I)
 
@@ -245,8 +246,8 @@ def add_banded(
       tree: tree to which the noise is added.
       stddev: standard deviation s of the entries of Z, [].
       coefficients: coefficients :math:`c_0, ..., c_{b-1}`.
-      past: noise of earlier rounds :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the
-        first.
+      past: noise of earlier rounds :math:`z_{t-1}, ..., z_{t-b+1}`, a tree of arrays [b - 1, ...]; zeros for rounds
+        before the first.
       protects: name of the quantity that is released, for `record`.
 
     Returns:
@@ -325,8 +326,9 @@ def uniform(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array
 
 
 def _on_lattice(x: Array, scale: Scalar) -> Array:
-    """Round ``x`` to the lattice for noise with this scale; ``x`` is unchanged for scale 0 and where ``x / step``
-    overflows.
+    """Round ``x`` to the lattice for noise with this scale.
+
+    Entries are unchanged if the scale is 0, or if their quotient by the lattice's step overflows.
     """
     scale = jnp.asarray(scale, x.dtype)
     step = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(scale)[1] - 1 - _LATTICE[x.dtype])

@@ -83,7 +83,7 @@ class _Sent(NamedTuple):
 
 
 class _Released(NamedTuple):
-    """Upload: a client's clipped change and, for adaptive C, 1/2 if the change's norm is at most C, otherwise -1/2."""
+    """Upload: a client's clipped change and, if C adapts, 1/2 for a change with norm at most C, otherwise -1/2."""
 
     change: PyTree
     below: PyTree
@@ -97,8 +97,8 @@ def privatize(
     The mechanism clips a client's upload divided by its weight, so all clients have the same weight. A client whose
     state or upload is not finite contributes zero (plus its share of distributed noise) and counts as diverged.
 
-    Banded noise depends on the noise of the last b - 1 rounds. The server's state contains this noise, because the
-    inverse of a banded matrix is dense, so computing the noise again would require all draws since the first round.
+    Banded noise depends on the noise of the last b - 1 rounds. The server's state contains this noise. To compute it
+    again would require all draws since the first round, because the inverse of a banded matrix is dense.
 
     Args:
       algorithm: the method's algorithm.
@@ -110,9 +110,9 @@ def privatize(
       The private algorithm and its hyper-parameters.
 
     Raises:
-      JaxpflError: if the method's uploads are not summed, or if banded noise lacks its coefficients or ``splits``. When
-        a round is traced: if an upload has several weights (such as one for each cluster), which would reveal the
-        client's choice, or if noise in every step is requested and the method's update adds none.
+      JaxpflError: if the method's uploads are not summed, or if banded noise lacks its coefficients or ``splits``.
+        Tracing a round raises the error if an upload has several weights (such as one for each cluster), which would
+        reveal the client's choice; or if noise in every step is requested and the method's update adds none.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum requires summed uploads, but this method's server uses individual uploads")
@@ -150,7 +150,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         silent = not noisy and "the update never calls LocalWork.released"
         exclusions.check({"noise": mechanism.noise, "steps without noise": silent})
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
-            raise JaxpflError("a private sum requires uploads with one weight: several would reveal a client's choice")
+            raise JaxpflError("a private sum requires uploads with one weight, got several: they reveal a choice")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
         if mechanism.noise != "per_step":  # with per_step the upload already contains the client's noise

@@ -205,7 +205,7 @@ def mechanism_of(
       once: function from n_i to the number of mini-batches that train the personalized model outside the rounds.
       releases: number of gradients per mini-batch.
       rounds: number of rounds R.
-      clipping_norm: clipping norm C.
+      clipping_norm: clipping norm C for each example's gradient.
       noise_multiplier: noise multiplier z for all silos; 0 clips only.
       noise_seed: source of the noise: ``run`` (the run's seed) or ``secret`` (the operating system).
       cuts: whether large mini-batches may be cut, with a probability below 1e-6 per draw; RDP does not support this.
@@ -213,7 +213,7 @@ def mechanism_of(
         (`ClientData.count_persons`); None to protect examples.
 
     Raises:
-      JaxpflError: for values out of range, and if no silo has an example.
+      JaxpflError: if a value is out of range, or if no silo has an example.
     """
     checks.count("rounds", rounds)
     checks.count("batch size", batch_size)
@@ -221,7 +221,7 @@ def mechanism_of(
     checks.not_negative("noise_multiplier", noise_multiplier)
     sizes = np.asarray(sizes)
     if not sizes.any():
-        raise JaxpflError("no client has training examples to protect")
+        raise JaxpflError("at least one client must have training examples, got none")
     numbers = np.stack([sizes, sizes if persons is None else persons[0]])[:, sizes > 0]
     groups = zip(*map(np.ndarray.tolist, np.unique(numbers.T, axis=0, return_counts=True)), strict=True)
     silos = tuple(

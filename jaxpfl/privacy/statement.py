@@ -45,12 +45,12 @@ class Statement(NamedTuple):
       accountant: accountant that computed epsilon.
       paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, which is not a valid bound; None if the theorem does
         not apply.
-      own_share: whether z refers to each client's own share of the noise, as with compressed uploads.
+      own_share: whether z is the noise multiplier of a client's own share of the noise, as with compressed uploads.
       noise_seed: source of the randomness of cohorts and noise: ``run`` (the run's seed) or ``secret`` (the operating
         system).
-      cut: whether a cap may cut a cohort. Whether a drawn client takes part then depends on the other drawn clients,
-        and so does its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend
-        on the client's state.
+      cut: whether a cohort may be cut to a largest size. Whether a drawn client takes part, and hence its state, then
+        depends on the other drawn clients. `Fit.statement` and run folders set this to False if the method's uploads do
+        not depend on the client's state.
       caveats: limitations of the claim in this run.
       silos: for the units ``example`` and ``person``, one dictionary for each number of examples (and persons) that a
         silo has, with the keys ``examples``, ``clients``, ``sampling_rate``, ``noise_multiplier``, ``batches``,

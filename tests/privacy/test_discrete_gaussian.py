@@ -87,5 +87,5 @@ def test_bad_tables_are_refused(bad: dict):
 
 def test_an_epsilon_beyond_64_random_bits_is_refused_for_what_it_is():
     assert discrete_gaussian.stddev(14.0, 1e-10, 3) > 0
-    with pytest.raises(JaxpflError, match=r"epsilon 28 is too large for delta 1e-05: 64-bit sampling"):
+    with pytest.raises(JaxpflError, match=r"epsilon is too large for delta 1e-05 and 64 random bits, got 28"):
         discrete_gaussian.stddev(28.0, 1e-5, 255)

@@ -126,5 +126,5 @@ def test_refusals(change, message):
 
 
 def test_nothing_to_protect_is_refused():
-    with pytest.raises(JaxpflError, match="no client has training examples"):
+    with pytest.raises(JaxpflError, match="at least one client must have training examples"):
         mechanism_of(np.zeros(3), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
