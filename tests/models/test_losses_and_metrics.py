@@ -39,7 +39,7 @@ def test_losses(name, wanted):
 def test_predictions_are_never_broadcast_against_labels():
     loss = losses.resolve("squared").function
     for wrong in (jnp.zeros((4, 4)), jnp.zeros((4, 2)), jnp.zeros((1, 4))):
-        with pytest.raises(JaxpflError, match="one value for each of an example's labels"):
+        with pytest.raises(JaxpflError, match="one value for each label"):
             loss(wrong, jnp.zeros(4))
 
 
