@@ -1,6 +1,7 @@
 """Arguments of ``fit``: one meaning of a rate, and a one-line error for each wrong type or range."""
 
 import inspect
+from dataclasses import fields
 
 import flax.linen as nn
 import numpy as np
@@ -123,6 +124,9 @@ def test_settings_of_a_run_are_checked_when_they_are_made():
     method = jaxpfl.METHODS["fedavg"]
     assert RunSpec(method=method).availability == Availability()
     assert list(RunSpec(method=method).seeds) == [0]
+    assert {field.name: field.metadata["help"] for field in fields(RunSpec)}["weighting"].endswith(
+        "(default: examples, or uniform with privacy)"
+    )
     assert PrivacyConfig(noise_multiplier=1.0, delta=1e-3).clipping_norm == Mechanism(1.0).clipping_norm == 1.0
     for name, value, message in (
         ("attack_seed", -1, "attack_seed must be at least 0, got -1"),

@@ -257,6 +257,11 @@ def test_names_and_arguments(text: str, want):
     assert int(got.bits) == int(want.bits)
 
 
+def test_an_entry_in_the_middle_of_two_centers_goes_to_the_lower():
+    low, middle, high = (jnp.float32(1 + i * 2.0**-23) for i in range(3))
+    assert quantizers.nearest(jnp.array([middle]), jnp.array([low, high])) == low
+
+
 def test_feedback_is_what_is_asked_for():
     assert [resolve(f"sign{more}").feedback for more in ("", ":feedback=true", ":feedback=false")] == [
         None,

@@ -53,6 +53,14 @@ def test_a_plan_of_a_file_is_that_of_python():
 PREDICTED = {"cohort": 5, "num_clients": 50, "model_bytes": 178_000}
 
 
+@pytest.mark.parametrize(("platform", "reason"), [("cpu", "small operations are"), ("cuda", "cuda can run them")])
+def test_why_seeds_run_together(platform, reason):
+    whole = explain(resolve(ExecutionPlan(), **PREDICTED | {"model_bytes": 1000}, platform=platform))
+    ((choice, why),) = (row[1:] for row in whole if row[0] == "seeds and settings")
+    assert choice == "one vectorized axis"
+    assert why.startswith(reason)
+
+
 @pytest.mark.parametrize(
     ("tuning", "platform", "client_steps", "choice", "reason"),
     [
