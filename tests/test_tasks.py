@@ -390,6 +390,12 @@ def test_an_own_task_reads_tokens_as_integers():
     assert task_of(spec, federation()).input_dtype == federation().train.examples.x.dtype == np.int32
 
 
+def test_a_metric_of_the_task_may_be_named():
+    specs = (RunSpec(method=METHODS["fedavg"], task="binary", metrics=names) for names in (["loss"], None))
+    named, plain = (task_of(spec, clients_of(LABELS["binary"])) for spec in specs)
+    assert list(named.metrics) == list(plain.metrics)
+
+
 def test_the_score_of_one_example_is_its_mean():
     found = means(classification(bigram(), (T,), V), {"accuracy": (jnp.float32(1.0),)}, jnp.int32(1))
     assert found == {"accuracy": 1.0}
