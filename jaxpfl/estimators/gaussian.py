@@ -3,11 +3,11 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-Here q is the release (the identity without quantization or privacy), and sq2 is the variance that the release adds. M
-is the maximum-likelihood estimate of mu from the messages :math:`q(\bar X_j)`; if all clients have equally many
-samples, M is the plain mean of the messages. The weight a_i minimizes the mean squared error exactly, given the weights
-w_j. If all clients upload and have equally many samples, a_i is the weight in the paper's equation (5).
-`gaussian_closed_form` computes the errors.
+Here client i has the mean :math:`\bar X_i` of n_i samples, q is the release (the identity without quantization or
+privacy), and sq2 is the variance that the release adds. M is the maximum-likelihood estimate of mu from the messages
+:math:`q(\bar X_j)`; if all clients have equally many samples, M is the plain mean of the messages. The weight a_i
+minimizes the mean squared error exactly, given the weights w_j. If all clients upload and have equally many samples,
+a_i is the weight in the paper's equation (5). `gaussian_closed_form` computes the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -134,7 +134,7 @@ def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) ->
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""Create the James-Stein estimator, which shrinks clients' means toward M, for clients with equally many samples:
+    r"""Create the James-Stein estimator for clients with equally many samples. It shrinks their means toward M:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
@@ -207,7 +207,8 @@ def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
     encode the clients' means carry no information about the variance of these means.
 
     A fair coin decides for each client whether its bit encodes its mean, clipped to [-b, b], or the square of the
-    clipped mean. The mean messages M1 and M2 of the two halves give
+    clipped mean. Let M1 and M2 be the mean messages of the clients that encode the mean and the square, respectively.
+    They give
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 

@@ -53,7 +53,8 @@ def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
 
 
 def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
-    """Arguments ``c`` and ``V`` of `error`, if M is the plain mean of messages and all clients have the same size.
+    """Arguments ``c`` and ``V`` of `error`, if M is the plain mean of the messages and all clients have equally many
+    samples.
 
     Implements: Ozkara et al. 2023, Claim 1.
 
@@ -151,7 +152,7 @@ def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
 def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Array:
     """Gain if the weight is st2 / (st2 + s2), which ignores the noise of the messages.
 
-    The gain is negative if the noise makes the mean of all messages worse than the local estimate.
+    Under large noise the gain is negative: the local estimate is then better than the combined estimate.
     """
     a = weight(clients, s2, st2)
     return 1 - personalized(clients, s2, st2, sq2, a) / s2

@@ -1,8 +1,8 @@
 """Mechanisms that release a client's mean (exactly, quantized, or under local privacy), and clipping radii.
 
 A radius is a bound that the clients' means exceed with small probability. Every mechanism except `EXACT` clips means to
-the radius, so its privacy guarantee also holds for means beyond the radius. Only accuracy suffers, because clipping
-adds bias.
+the radius, so a privacy guarantee also holds for means beyond the radius. Only accuracy suffers, because clipping adds
+bias.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
     .. math:: b = r + \sqrt{variance}\; \Phi^{-1}\Big(1 - \frac{1}{m^2 n}\Big)
 
     All m means lie in [-b, b] with probability at least 1 - 2/(mn). The radius in Theorem 2 of Ozkara et al. 2023 is
-    different (`printed_radius`), because a factor of 2 is missing in the exponent of the paper's tail bound.
+    `printed_radius`. It comes from a tail bound that lacks a factor of 2 in its exponent.
 
     Args:
       r: bound on |mu|.

@@ -275,12 +275,12 @@ class PrivacyPlan:
       noise: noise on every round's release.
       sampling: sampling scheme for every round's cohort.
       rounds: number of rounds R.
-      relation: neighboring relation. None selects the default. This is add-or-remove-one for Poisson participation and
-        for full participation with central noise, zero-out for cyclic cohorts and for full participation with noise
-        that the clients add, and replace-one for cohorts of a fixed size.
+      relation: neighboring relation. None selects the default: add-or-remove-one for Poisson participation; zero-out
+        for cyclic cohorts; replace-one for cohorts of a fixed size. For full participation, the default is
+        add-or-remove-one with central noise, and zero-out with noise that the clients add.
 
     Raises:
-      JaxpflError: if ``rounds`` is below 1, or if no accountant supports the combination.
+      JaxpflError: if ``rounds`` is below 1, or if no accountant supports this noise with this sampling and relation.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Poisson
@@ -459,7 +459,7 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
             if coarse <= epsilon * (1 + SETTLED):
                 break
     if not math.isfinite(epsilon):
-        raise JaxpflError(f"epsilon is not finite at delta {delta:g} (accountant {accountant})")
+        raise JaxpflError(f"epsilon is not finite at delta {delta:g} with accountant {accountant}: use more noise")
     return epsilon
 
 
@@ -478,7 +478,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
         exceptions. Noise in every step keeps the ratio of its standard deviations (`PerStepNoise`). Adaptive clipping
         keeps the noise on the count of uploads with norm at most C (``count_stddev``).
       epsilon, delta: privacy target.
-      accountant: accountant to invert. ``paper`` inverts Theorem 5 of Ozkara et al. 2023, which is not a valid bound.
+      accountant: accountant whose epsilon must be at most the target. ``paper`` uses Theorem 5 of Ozkara et al. 2023,
+        which is not a valid bound.
 
     Returns:
       The plan with a sufficient noise multiplier, which is usually less than 0.01 % above the smallest sufficient

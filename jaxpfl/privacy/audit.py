@@ -86,8 +86,9 @@ def epsilon_lower_bound(
     (eps, delta)-DP limits every test that separates the two kinds of world: P(score > t | with) <= e^eps P(score > t |
     without) + delta, and P(score <= t | without) <= e^eps P(score <= t | with) + delta. Half of the worlds are used to
     select the threshold t, one of the two tests and, if a world has several scores, the score. Let p be the probability
-    on the left side of the selected test, and f the probability on its right side. The other half of the worlds gives a
-    Clopper-Pearson lower bound on p and an upper bound on f, each with half of the error probability:
+    on the left side of the selected test, and f the probability on its right side. The other half of the worlds gives
+    Clopper-Pearson bounds :math:`\underline p \le p` and :math:`\bar f \ge f`, each with half of the error probability,
+    and
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 

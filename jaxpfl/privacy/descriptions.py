@@ -123,7 +123,7 @@ class DistributedNoise:
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.
-      min_uploads: K_min, public; at most the number of clients in a round.
+      min_uploads: public number K_min, at most the number of clients in a round.
       clipping_norm: clipping norm C, for the privacy statement.
       alone: whether each upload is visible by itself, as with compressed uploads. The client is then protected only by
         its own share of the noise, with noise multiplier :math:`z / \sqrt{K_{min}}`.

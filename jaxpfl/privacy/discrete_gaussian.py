@@ -146,8 +146,8 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
     """Smallest sigma, to a relative 1e-6, for which a message with noise from `sample` is (eps, delta)-DP.
 
     Raises:
-      JaxpflError: unless eps is positive and delta is in (0, 1), if eps is too large for the sampler's precision, or if
-        sigma would exceed twice `MOST_STDDEV`.
+      JaxpflError: if eps is not positive, if delta is outside (0, 1), if eps is too large for the sampler's precision,
+        or if sigma would exceed twice `MOST_STDDEV`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta_)

@@ -6,10 +6,10 @@ run can be accounted for. Any other access to an example (a pass over all exampl
 prediction) raises an error while the method is traced. Therefore every use of an example is accounted for, even in a
 method that a user has written.
 
-Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C; if the
-persons of the examples are known, so does adding or removing all examples of a person. Noise
-N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on the round, the
-client, the descent (a sequence of local steps) and the step. The noise is drawn from a different stream.
+Formal guarantees: adding or removing any example changes the sum of a batch's clipped gradients by at most C. If the
+persons of the examples are known, this also holds for all examples of a person together. Noise N(0, z^2 C^2 I) is added
+to the sum. Each mini-batch is drawn anew, from a random stream that depends on the round, the client, the descent (a
+sequence of local steps) and the step. The noise is drawn from a different stream.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ class Mechanism(NoiseSettings):
         stddevs = np.ravel(z)[:, None] * np.ravel(np.asarray(self.clipping_norm, float))
         if ((stddevs > 0) & (stddevs < _LEAST_STDDEV)).any():
             raise JaxpflError(
-                f"noise_multiplier * clipping_norm, the noise's standard deviation, must be at least {_LEAST_STDDEV:g} "
-                f"or 0, got {stddevs.min():g}: single precision cannot represent smaller noise"
+                f"noise_multiplier * clipping_norm, the noise's standard deviation, must be 0 or at least "
+                f"{_LEAST_STDDEV:g}, got {stddevs.min():g}: single precision cannot represent smaller noise"
             )
         if self.noise not in ("central", "distributed", "per_step", "banded"):
             raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {shown(self.noise)}")
@@ -199,7 +199,7 @@ class Mechanism(NoiseSettings):
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError(f"scale_clipping_norm and joint require noise = per_step, got noise = {self.noise}")
         if self.noise == "distributed" and self.min_uploads is None:
-            raise JaxpflError("noise = distributed requires min_uploads, the smallest number of uploads in a round")
+            raise JaxpflError("noise = distributed requires min_uploads (smallest number of uploads), got None")
         if self.server_adds and self.min_uploads is not None:
             raise JaxpflError(f"min_uploads requires noise = distributed or per_step, got noise = {self.noise}")
         if self.min_uploads is not None and self.min_uploads < 1:

@@ -104,7 +104,8 @@ def privatize(
       algorithm: the method's algorithm.
       hp: the method's hyper-parameters.
       mechanism: mechanism for every round; banded noise needs coefficients (`claim.planned`).
-      splits: splits of one client, as arrays or shapes; required for banded noise, to determine its shapes.
+      splits: splits of one client, as arrays or shapes; required for banded noise, to determine the shapes of the
+        noise.
 
     Returns:
       The private algorithm and its hyper-parameters.
@@ -150,7 +151,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         silent = not noisy and "the update never calls LocalWork.released"
         exclusions.check({"noise": mechanism.noise, "steps without noise": silent})
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
-            raise JaxpflError("a private sum requires uploads with one weight, got several: they reveal a choice")
+            raise JaxpflError("a private sum requires one weight per upload, got several: they reveal a choice")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
         if mechanism.noise != "per_step":  # with per_step the upload already contains the client's noise

@@ -59,8 +59,8 @@ class Statement(NamedTuple):
       cycle: number of rounds from one turn of a client to the next, if clients take turns. ``sampling_rate`` then
         applies to a turn.
       bands: number of bands of correlated noise; 1 for independent noise.
-      noise_ratio: error of the prefix sums relative to independent noise with the same epsilon and cohorts; 1 for
-        independent noise.
+      noise_ratio: root mean squared error of the server's models due to noise, relative to independent noise with the
+        same epsilon and cohorts; 1 for independent noise.
     """
 
     relation: str

@@ -26,7 +26,7 @@ EXAMPLES = PrivacyConfig(unit="example", noise_multiplier=Z, clipping_norm=C, de
 REFUSED = {
     "pooled": "pooled data",
     "fedbuff": "asynchronous rounds",
-    **dict.fromkeys(("ifca", "fedproto"), "uploads with one weight"),
+    **dict.fromkeys(("ifca", "fedproto"), "one weight per upload"),
     **dict.fromkeys(("fedamp", "cfl", "fedpac", "network-lasso"), "summed uploads"),
 }
 """Methods that take no part in rounds whose sum is noised, and a part of why."""

@@ -322,7 +322,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
         (["--groups", "school", "--covariates", "minus"], "groups is not available with --covariates"),
         (["--groups", "school", "--prior", "npmle"], "prior is not available with --groups"),
         (["--groups", "school", "--weights", "zero"], "weights is not available with --groups"),
-        (["--weights", "zero"], "own.csv: weights must be > 0 for at least 2 clients, got 0"),
+        (["--weights", "zero"], "own.csv: at least 2 clients must have weights > 0, got 0"),
         (["--weights", "minus"], "own.csv line 3: minus must be at least 0, got '-1'"),
         (["--weights", "zero", "--covariates", "minus"], "weights is not available with --covariates"),
     ],

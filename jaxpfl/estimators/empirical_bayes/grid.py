@@ -12,7 +12,7 @@ Wolfowitz).
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
 proportions using sequential quadratic programming", for the problem without the simplex constraint; Koenker and Mizera
 2014, "Convex optimization, shape constraints, compound decisions, and empirical Bayes rules", for interior points;
-Lindsay 1983, for the certificate.
+Lindsay 1983, for the slack.
 """
 
 from __future__ import annotations

@@ -272,7 +272,10 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Maximize the likelihood from a grid point; return A and B, and their log likelihood. A zero stays zero."""
+        """Maximize the likelihood from a grid point; return A and B, and their log likelihood.
+
+        If A or B is zero at the grid point, it stays zero.
+        """
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 

@@ -155,7 +155,7 @@ def shares(weights: Any, m: int, least: int) -> Array:
         raise JaxpflError(f"weights must be finite and at least 0, got {given[at]} for client {at}")
     some = int((given > 0).sum())
     if some < least:
-        raise JaxpflError(f"weights must be > 0 for at least {least} client{'s' * (least > 1)}, got {some}")
+        raise JaxpflError(f"at least {least} client{'s' * (least > 1)} must have weights > 0, got {some}")
     return jnp.asarray(given / given.max() / (given / given.max()).sum(), kind)
 
 

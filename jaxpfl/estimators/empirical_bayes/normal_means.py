@@ -95,7 +95,7 @@ class NormalMixture(NamedTuple):
         return jnp.sqrt(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2))
 
     def log_components(self, x: Array, s: Array) -> Array:
-        """Log marginal density of x under each component, [..., K]."""
+        """Logarithm of the marginal density of x under each component, [..., K]."""
         spread = jnp.hypot(s[..., None], self.sds)
         return -(((x[..., None] - self.means) / spread) ** 2 + jnp.log(2 * jnp.pi)) / 2 - jnp.log(spread)
 
@@ -222,7 +222,7 @@ class NormalMeans(NamedTuple):
 
     @property
     def risks(self) -> Array:
-        """Terms of `risk`, [m]: (mean - x)^2 + 2 sd^2 - s^2; sd^2 / s^2 is the derivative of ``mean`` by x."""
+        """Terms of `risk`, [m]: (mean - x)^2 + 2 sd^2 - s^2, because the derivative of ``mean`` is sd^2 / s^2."""
         return (self.mean - self.x) ** 2 + 2 * self.sd**2 - self.s**2
 
     @property

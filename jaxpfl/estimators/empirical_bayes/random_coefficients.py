@@ -14,8 +14,8 @@ least squares, given the current Sigma and sigma^2. It then updates
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
-The eigenvalues of Sigma and sigma^2 are kept above a lower bound. Neither part of a step decreases the likelihood. EM
-converges slowly if the maximum-likelihood Sigma is singular.
+A lower bound is enforced on sigma^2 and on the eigenvalues of Sigma. Neither part of a step decreases the likelihood.
+EM converges slowly if the maximum-likelihood Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
 joint Gaussian of known covariance in multi-task learning.

@@ -147,9 +147,9 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: alpha and beta of Beta; the third is the inverse scale of Gamma.
+        """Posterior parameters, [m] each: alpha and beta of the Beta, and the inverse scale of the Gamma.
 
-        For rates, the first is the shape of Gamma.
+        The shape of the Gamma is the first parameter.
         """
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events

@@ -26,7 +26,7 @@ Direction: TypeAlias = Literal["printed", "objective"]
 
 
 class Clustering(NamedTuple):
-    """Floored centers [k, d], numbers of users per center [k], and the objective in each round [T].
+    """Floored centers [k, d], number of users of each center [k], and the objective in each round [T].
 
     The numbers of users belong to the assignment from which the centers were computed. The objective is divided by the
     number of users, and evaluated at the start of each round.

@@ -14,8 +14,8 @@ and one release per round, possibly with another noise multiplier (`divided`). U
 Post-processing of released vectors costs no privacy; examples are shrinking centers toward the mean (`shrunk`), and
 choosing DimRed's candidate tokens.
 
-The following must be public: the clipping norm C, the numbers of clusters k and rounds T, the weight w, the floor s,
-the spread of the initial centers, and the vocabulary. The guarantee does not cover the held-out users on whom
+The following must be public: the clipping norm C, the number of clusters k, the number of rounds T, the weight w, the
+floor s, the spread of the initial centers, and the vocabulary. The guarantee does not cover the held-out users on whom
 fine-tuning chooses lambda or alpha (`tuning.tuned`).
 """
 
@@ -128,9 +128,9 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     Here qbar is the private mean, and S_k and M_k are the sums and the mass of cluster k. t_x is the variance of the
     centers' entries for token x about qbar_x. A few noisy clusters give little information about the variance for one
     token, so t_x is modeled as :math:`r_x \bar q_x`. The factor r_x is estimated from the `NEIGHBOURS` tokens whose
-    means are most similar to qbar_x. For each of them, the centers' squared distances to the mean, minus the noise
-    variance, are averaged with the clusters' masses as weights. If noise explains the distances, r_x is zero and the
-    entry equals the mean.
+    means are most similar to qbar_x. For each of these tokens, the squared distances of the centers' entries to the
+    mean, minus the noise variance, are averaged with the clusters' masses as weights. If noise explains the distances,
+    r_x is zero and the entry becomes qbar_x.
 
     Args:
       release: a noisy release.

@@ -139,7 +139,7 @@ def tuned(
       floor: lower bound s on a token's probability, before normalization; see `floored`.
 
     Returns:
-      The best candidate [] and the mean loss of every candidate [g].
+      Two arrays: the best candidate, [], and the mean loss of every candidate, [g].
     """
 
     def block_losses(xs: tuple[Users, Truth]) -> Array:
