@@ -42,7 +42,7 @@ from jaxpfl.models import Task
 
 @struct.dataclass
 class APFLHyper(AveragingHyper):
-    """Hyper-parameters of APFL; ``lr`` is the learning rate of w, a client's copy of the global model."""
+    """Hyper-parameters of APFL; ``lr`` is the learning rate for w, a client's copy of the global model."""
 
     alpha_init: Scalar = hyper(0.5, "initial alpha, the weight of the client's own model in the mixture", high=1.0)
     lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)

@@ -28,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class DittoHyper(AveragingHyper):
-    """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w, the client's copy of the global model.
+    """Hyper-parameters of Ditto; ``lr`` is the learning rate for w, the client's copy of the global model.
 
     In the paper's experiments, lambda (``lam``) is 0.05, 0.1 or 0.2, and sometimes as large as 2.
     """

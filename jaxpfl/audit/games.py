@@ -72,7 +72,7 @@ class Canaries(NamedTuple):
         return (client_id == jnp.asarray(self.ids)).any()
 
     def direction(self, client_id: Scalar, like: PyTree) -> PyTree:
-        """Direction of a canary: a tree of random signs with the shapes of ``like``, scaled to length 1."""
+        """Direction of a canary: a tree of random signs, shaped like ``like`` and scaled to length 1."""
         leaves, structure = jax.tree.flatten(like)
         size = sum(leaf.size for leaf in leaves)
 

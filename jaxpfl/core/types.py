@@ -205,7 +205,7 @@ class ClientData:
         return getattr(self.examples, "persons", None)
 
     def count_persons(self) -> tuple[np.ndarray, int]:
-        """Count the persons of each client on the host, [m], and the largest number of examples of a person.
+        """Count each client's persons on the host, [m], and find the largest number of examples that a person has.
 
         Raises:
           JaxpflError: if a person's examples are at several clients, or are not adjacent.

@@ -21,7 +21,7 @@ _SMALLEST_EXPONENT = -745.0  # exp of this is the smallest positive float64
 
 
 def uniform(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Uniform draws strictly between 0 and 1, [n]: each is the midpoint of one of 2**52 intervals of equal length."""
+    """Uniform draws strictly between 0 and 1, [n]: each is the midpoint of one of 2**52 equal intervals."""
     raw = rng.bit_generator.random_raw(n)
     return ((np.asarray(raw, np.uint64) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 

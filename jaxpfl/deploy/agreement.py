@@ -53,7 +53,7 @@ class Agreement:
 
     @classmethod
     def of(cls, spec: RunSpec, federation: Federation, scaling: Scaling | None = None, seed: int | None = None) -> Self:
-        """Make an agreement with the number of clients and the shapes of examples of a simulated federation."""
+        """Make an agreement from a simulated federation: its number of clients and the shapes of its examples."""
         example = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.train.without_persons().examples
         )

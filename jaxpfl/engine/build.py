@@ -425,7 +425,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
 
 
 def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
-    """Description of the noisy sums in one round of the method, as arguments of privacy functions.
+    """Description of the noisy sums in one round, as arguments of privacy functions.
 
     `plan_of` and `PrivacyConfig.mechanism` take these arguments.
 

@@ -1,4 +1,4 @@
-"""Training of a method, and scores of every client: the implementation of ``jaxpfl.fit``."""
+"""The implementation of ``jaxpfl.fit``, which trains a method and scores every client."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: squared deviations divided by degrees of freedom; zero without degrees of freedom."""
+    """Pooled estimate of sx2: squared deviations divided by degrees of freedom, or zero if there are none."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 

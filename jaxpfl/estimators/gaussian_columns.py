@@ -65,7 +65,7 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """Shrunken variances of clients, from sums of squared deviations and degrees of freedom.
+        """Clients' shrunken variances, from sums of squared deviations and degrees of freedom.
 
         The shapes of both arguments are broadcast.
         """

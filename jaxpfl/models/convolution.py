@@ -185,7 +185,7 @@ def _window_kernel(kernel: Array) -> Array:
 
 
 def _plane_sizes(size: int, k: int) -> tuple[int, int]:
-    """Return the pooled size of an input axis, and the size of the planes of its even and of its odd entries."""
+    """Return the pooled size of an input axis, and the size of the planes with its even and odd entries."""
     pooled = (size - k + 1) // 2
     return pooled, pooled + k // 2
 

@@ -373,7 +373,7 @@ def _named(test: str, p_values: dict[str, float]) -> Finding | None:
 
 
 def _variance(values: np.ndarray) -> float:
-    """Two-sided p-value of the hypothesis of unit variance, under which the sum of squares is chi-squared."""
+    """Two-sided p-value for unit variance, under which the sum of squares is chi-squared."""
     from scipy.stats import chi2
 
     total, n = float((values**2).sum()), values.size

@@ -43,7 +43,7 @@ noise."""
 
 @dataclass(frozen=True)
 class Silo:
-    """Group of silos with the same number of examples and, if persons are protected, the same number of persons.
+    """Silos with the same number of examples and, if persons are protected, the same number of persons.
 
     All silos with the same number of examples have the same sampling rate and the same noise.
 

@@ -1,4 +1,4 @@
-"""Folders of results: locking for one process at a time, removal of earlier results, and copies of the user's files."""
+"""Result folders: locking for one process at a time, removing earlier results, and copying the user's files."""
 
 from __future__ import annotations
 

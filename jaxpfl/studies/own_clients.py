@@ -194,7 +194,7 @@ def distinct_clients(table: Table, column: str) -> list[str]:
 
 
 def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
-    """Refuse a row of totals: a client whose row of ``numbers`` [m, k] is the sum of all other clients' rows.
+    """Refuse a row of totals: a client whose row in ``numbers`` [m, k] is the sum of all other clients' rows.
 
     Raises:
       JaxpflError: if there is such a client; the message names the first one.

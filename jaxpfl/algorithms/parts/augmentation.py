@@ -52,7 +52,7 @@ AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _cro
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: the two labels of each example, both [b], and the weight of the first label, []."""
+    """Labels of mixed examples: each example's two labels, both [b], and the weight of the first label, []."""
 
     first: Array
     second: Array

@@ -209,7 +209,7 @@ def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: np.ndarray, cells: int) -> np.ndarray:
-    """Midpoints [2, cells^2] of a grid over the part of a box in which any of the densities is not negligible.
+    """Midpoints [2, cells^2] of a grid over the part of a box where at least one density is not negligible.
 
     Args:
       log_densities: function from points [2, cells^2] to logarithms of one or several densities, [cells^2] each.
@@ -294,6 +294,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Weighted sum of the columns of ``of(values)``. The weights are the numbers of clients that have each value."""
+    """Weighted sum of the columns of ``of(values)``. Each value's weight is the number of clients that have it."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)
