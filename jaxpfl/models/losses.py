@@ -102,7 +102,7 @@ def gaussian_divergence(teacher: Array, student: Array) -> Array:
 
 
 def poisson_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions of rates e^b (teacher) and e^a (student), [n]."""
+    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions, [n], with log rates b (teacher) and a."""
     return summed(jnp.exp(teacher) * (teacher - student - 1) + jnp.exp(student))
 
 
@@ -170,11 +170,12 @@ def token_loss(logits: Array, y: Array) -> Array:
     .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
 
     The loss of a batch is the mean over its sequences. Each token therefore has the same weight, independently of the
-    length of its sequence: in a batch, among a client's examples, and in the whole federation if the method weights
-    clients by their numbers of examples. The divisor is the constant T instead of the number of labels in a batch, as
-    in FedJAX (Ro et al. 2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. A batch's loss is
-    therefore a mean over examples, and its gradient is an unbiased estimate of the client's gradient. If all positions
-    have labels, the loss is the mean over tokens; if half of a batch is padding, the step is half as large.
+    length of its sequence. This holds in a batch, among a client's examples and, if the method weights clients by their
+    numbers of examples, in the whole federation. The divisor is the constant T instead of the number of labels in a
+    batch, as in FedJAX (Ro et al. 2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. A
+    batch's loss is therefore a mean over examples, and its gradient is an unbiased estimate of the client's gradient.
+    If all positions have labels, the loss is the mean over tokens; if half of a batch is padding, the step is half as
+    large.
     """
     return token_cross_entropies(logits, y) / y.shape[1]
 

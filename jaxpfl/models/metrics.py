@@ -335,6 +335,6 @@ def task_metric(name: str, kind: str, own: Sequence[str]) -> Metric:
     if (metric := fitting.get(kind)) is None:
         raise JaxpflError(
             f"metric {name} requires {_NEEDS.get(name, 'classes, or labels 0 and 1')} (task {' or '.join(fitting)}), "
-            f"but this run's task is {kind}, whose metrics are {', '.join(own)}"
+            f"got task {kind}: use {', '.join(own)}"
         )
     return metric

@@ -274,8 +274,8 @@ def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = N
     Args:
       jaxpr: program to search.
       names: name of the parameter at each input; None if an input does not come from exactly one parameter.
-      inside: reason why no layer of this program is replaced; None unless an operation encloses it that is left
-        unchanged.
+      inside: reason why no layer of this program is replaced, if it lies within an operation that is left unchanged;
+        otherwise None.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}
     for eqn in jaxpr.eqns:

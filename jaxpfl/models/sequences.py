@@ -206,7 +206,7 @@ def transformer(
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):
         raise JaxpflError(
-            "the transformer takes the numbers width,blocks or width,blocks,heads; the width must be a multiple of "
+            "the transformer takes the numbers width,blocks or width,blocks,heads, where the width is a multiple of "
             f"twice the heads (by default {_HEADS}), got {','.join(map(str, sizes))}"
         )
     vocabulary = num_classes if vocabulary is None else vocabulary

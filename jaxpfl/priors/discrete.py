@@ -4,8 +4,8 @@ r"""Discrete prior: each personal model is one of k centers, much as in FedEM an
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
 with probabilities p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so the discrete prior
-is not a `Prior`. A client needs the losses of all centers on its data. The personal model is one of the centers, or the
-posterior mean.
+is not a `Prior`. A client needs the losses of all centers on its data. A method's estimate of the personal model is one
+of the centers, or the posterior mean.
 
 Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.
 """

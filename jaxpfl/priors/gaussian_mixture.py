@@ -4,9 +4,9 @@ r"""Gaussian-mixture prior of AdaMix, with k centers.
 
 with probabilities p_l, centers mu_l and variances s2_l = s_l^2; theta has d entries. The parameters are estimated by EM
 on all models. An EM step never lowers the likelihood, even with a lower bound (floor) on the variances. The reason is
-that the expected log likelihood has a single maximum in s2_l, so that the floor is its maximizer over the allowed range
-if the maximum is below. Without a floor the likelihood is unbounded, because a center can coincide with a model while
-its variance goes to zero.
+that the expected log likelihood has a single maximum in s2_l, so that the floor is its best allowed value if this
+maximum is below the floor. Without a floor the likelihood is unbounded, because a center can coincide with a model
+while its variance goes to zero.
 
 Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
 version (https://arxiv.org/abs/2207.01771) has the exponent m/2 instead of d/2.
