@@ -41,7 +41,7 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [r for r in records(folder) if r["kind"] == "round"] == [r for r in records(whole) if r["kind"] == "round"]
     other = jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, "--output", whole, "--resume", "--rounds", "8", *ON_DISK)
     assert other.status == 2
-    assert "are not on disk" in other.err
+    assert "are not stored in" in other.err
     # Those in the host's memory are in the checkpoints, as those on the device are.
     host = ["--plan.clients-in", "host", "--resume", "--rounds", "8", "--output", whole]
     assert jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, *host).status == 0

@@ -127,7 +127,7 @@ def test_nothing_is_said_where_nothing_was_private(federation):
 
 @pytest.mark.parametrize(("known", "missing"), [({"steps": 3}, "scales"), ({"scales": 0}, "steps")])
 def test_noise_of_steps_is_not_accounted_without_them(known, missing):
-    with pytest.raises(JaxpflError, match=f"without {missing}"):
+    with pytest.raises(JaxpflError, match=f"{missing} must be given"):
         plan_of(Mechanism(1.0, noise="per_step"), full(4), rounds=2, **known)
 
 
