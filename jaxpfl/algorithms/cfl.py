@@ -26,8 +26,8 @@ lengths. If eps1 (:math:`\varepsilon_1`) is too large, noise causes splits, whic
 learns from fewer clients. Single linkage tends to split off outlying clients one at a time. The server stores the
 updates of all clients, and computes the cosine of every pair.
 
-The defaults of the thresholds are from the authors' code, which also differs in other respects: it splits only clusters
-of more than two clients, starts after round 20, uses complete linkage, and has no gamma.
+The default thresholds are from the authors' code, which differs from this method: it splits only clusters of more than
+two clients, starts after round 20, uses complete linkage, and has no gamma.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
 Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991.

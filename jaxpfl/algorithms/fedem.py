@@ -71,9 +71,9 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
       components: number k of components, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: if the number of components is out of range, the model's initialization does not depend on the random
-        key, a classification task has fewer than two classes, or the loss of another task is not a negative
-        log-likelihood (`Task.mixture`).
+      JaxpflError: if the number of components is out of range; if the model's initialization does not depend on the
+        random key; if a classification task has fewer than two classes; or if the task is not a classification and its
+        loss is not a negative log-likelihood (see `Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:

@@ -6,7 +6,7 @@ The matrices M and N select the shared and the personal parameters (`parts.split
 and Z is the matrix of all z_n. Client n receives the shared x and its own z_n, takes tau local steps on f_n from
 :math:`M x + N z_n` at the rate eta, and uploads its model update :math:`\delta_n`. With one step of plain SGD,
 :math:`\delta_n = -\eta g_n`, where g_n is the gradient. Let S be the set of clients whose uploads arrived, and let
-:math:`\delta_n = 0` for all other clients (the paper writes G for the updates). The server's step is
+:math:`\delta_n = 0` for all other clients. The server's step is
 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\

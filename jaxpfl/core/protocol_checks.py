@@ -170,7 +170,7 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
 def _check_upload(upload: Upload) -> None:
     """Check that an upload consists of arrays, and that its weight is a tree prefix of its total.
 
-    The shape of each weight must be the leading axes of the total's leaves below it.
+    Each leaf of the weight corresponds to one or several leaves of the total, whose shapes must begin with its shape.
 
     Raises:
       JaxpflError: if a check fails; the error names the part of the upload.

@@ -22,7 +22,7 @@ table, a sort, or a loop whose length depends on data.
 A round of the network moves a position with probability 1/2. If it does, the new position is uniform. After R rounds,
 the distribution of one position, or of a pair of positions, is within about 2^-R of uniform (2e-10 for R = 32). The
 distribution of the whole order, for a small n, is within sqrt(n!) 2^-R of uniform. For every n, even or odd, more
-rounds decrease the distance, which is not true for Feistel networks (n = 5, 7).
+rounds bring it closer to uniform. For Feistel networks this is false, for example for n = 5 and n = 7.
 
 An order depends only on the key and on n, and not on padding, other clients, or the positions that are read.
 """
@@ -380,7 +380,7 @@ def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, 
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Make an order of [0, n) by sorting random words, [capacity] int32; capacity affects the padding only."""
+    """Draw a permutation of 0 ... n - 1 by sorting random numbers, [capacity] int32; entries from n on are padding."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
     # The first words drawn from a key do not depend on the number of words.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))

@@ -213,7 +213,7 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
 
 
 def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Mean and standard deviation of each client's labels, over all d entries of each example, [m, 2].
+    """Mean and standard deviation of each client's labels, [m, 2]. All entries of a label vector are included.
 
     Args:
       own: client of each example, [N].

@@ -378,11 +378,12 @@ def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
 
 
 def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
-    """Convert each client's first position in whole stores to the position in one device's shards of these stores.
+    """Convert the position of each client's first example, in the array of all examples, to its position in a device's
+    shard of this array.
 
     Args:
-      tree: tree that `split_stores` returned, without the examples of its `ClientData`, for one client or stacked by
-        client.
+      tree: result of `split_stores`, in which each `ClientData` has no examples; for one client, or with a leading axis
+        of clients.
       stores: this device's shards; all devices' shards of a store have the same length.
       device: index of this device, [] int32.
     """

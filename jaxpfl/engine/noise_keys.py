@@ -125,7 +125,7 @@ def _checksum(federation: Federation) -> int:
 
 @dataclasses.dataclass
 class Ours:
-    """Noise keys of the runs that a simulation started or adopted.
+    """Noise keys of the runs that a simulation started, or that it continues from a given state.
 
     Only digests of the keys are stored, so that a secret key exists only in its run's state.
 

@@ -145,11 +145,11 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
     Args:
       federation: data on the host, or on devices with any placement.
       placement: placement of the result.
-      group: group to which the clients belong, if their order was changed (`Group.order`).
+      group: the clients' group; needed if the group stores its clients in another order (`Group.order`).
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
-      JaxpflError: if a client refers to examples outside its store.
+      JaxpflError: if a client's positions lie outside the arrays of examples.
     """
     for data in federation.all_splits:
         data.check()

@@ -126,9 +126,10 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
     both gradients are zero (``jax.nn.relu`` has slope 0 at 0). In floating point, adding the bias may round two
     different values to the same value, and the first maximum can then differ.
 
-    Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
-    patch with stride 2. The kernel matrix, [(k+1)^2 C, 4 O], contains four zero-padded copies of the kernel, one for
-    each shift by 0 or 1 along the two axes. For k = 5, this form has 1.44 times as many multiplications as the plain
+    The four convolution values of a pooling window depend on one (k+1) x (k+1) patch of the input, and become four
+    features of this patch. Patches have stride 2, because pooling windows do not overlap. The kernel matrix,
+    [(k+1)^2 C, 4 O], contains four zero-padded copies of the kernel, one for each shift by 0 or 1 along the two axes.
+    For k = 5, this form has 1.44 times as many multiplications as the plain
     convolution, its matrix of patches has 0.36 times as many entries, and pooling reads four contiguous blocks. On a
     CPU, this form was measured to be a fifth to a third faster than pooling the plain convolution for 1 to 6 channels,
     and not slower for 64.

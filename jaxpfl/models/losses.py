@@ -1,4 +1,4 @@
-"""Losses by name for tasks beyond classification, with divergences and mixtures of predictions.
+"""Named losses for tasks other than classification. Each can define a distance between predictions and their mixture.
 
 A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. The loss of several numbers is
 the sum of their losses. With residual r = prediction - y, the losses are

@@ -148,7 +148,7 @@ class _Pending:
         return jax.nn.relu(y) if self.relu else y
 
     def pooled(self) -> Array:
-        """Compute the 2 x 2 maximum of the result together with the convolution, as one product."""
+        """Compute the convolution and 2 x 2 max pooling with one matrix product."""
         x, kernel = products.conv_to_pool(self.x, self.kernel, self.eqn.params)
         bias = jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias
         if self.relu:

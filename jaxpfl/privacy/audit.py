@@ -138,9 +138,7 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Function from counts of scores to lower bounds on epsilon, for fixed numbers of worlds with and without the
-    canary.
-    """
+    """Lower bounds on epsilon, as functions of how many runs with and without the canary score above a threshold."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -430,7 +428,7 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value for the correlation between the noise of n releases and their sums without noise, [n, entries] each."""
+    """p-value of the test that noise is uncorrelated with the exact sums to which it was added, [n, entries] each."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)

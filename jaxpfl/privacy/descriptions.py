@@ -291,7 +291,7 @@ class Poisson:
         if self.cap is not None:
             checks.count("cap", self.cap)
             if self.num_clients is None:
-                raise JaxpflError("num_clients must be given with a cap, got None")
+                raise JaxpflError("num_clients is required if cap is set, got None")
 
     @property
     def truncated(self) -> bool:

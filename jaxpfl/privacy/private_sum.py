@@ -151,7 +151,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         silent = not noisy and "the update never calls LocalWork.released"
         exclusions.check({"noise": mechanism.noise, "steps without noise": silent})
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
-            raise JaxpflError("a private sum requires one weight per upload, got several: they reveal a choice")
+            raise JaxpflError("a private sum requires one weight per upload: several would reveal the client's choice")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
         if mechanism.noise != "per_step":  # with per_step the upload already contains the client's noise

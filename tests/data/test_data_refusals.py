@@ -179,7 +179,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (IDX | {"own/train-labels-idx1-ubyte": idx((4,))}, OF_IDX, "contains 6 images but .* contains 4 labels"),
     (IDX | {"own/t10k-images-idx3-ubyte": idx((6, 4, 3))}, OF_IDX, r"no file t10k-labels-idx1-ubyte \(or .gz\) in"),
     ({}, of("mnist"), "no file train-images-idx3-ubyte .*mnist.*JAXPFL_DATA_DIR or --data-dir"),
-    ({}, of("cifar10"), "needs a folder cifar-10-batches-py or cifar-10-batches-bin, or a file cifar10.npz"),
+    ({}, of("cifar10"), "it is a folder cifar-10-batches-py, a folder cifar-10-batches-bin, or a file cifar10.npz"),
     ({"cifar-10-python.tar.gz": b""}, of("cifar10"), "is still packed: run tar -xzf .*cifar-10-python.tar.gz -C"),
     (CIFAR, of("cifar10"), r"cannot read .*test_batch: No such file"),
     *(

@@ -316,7 +316,10 @@ def test_james_and_stein():
     c = 1 - 3 * 4 / ((x - x.mean()) ** 2).sum()
     np.testing.assert_allclose(found.mean, x.mean() + c * (x - x.mean()))
     np.testing.assert_array_equal(james_stein(x, 9.0).weight, 0.0)
-    for given, said in (((x[:3], 1.0), "at least 4 clients, got 3"), ((x, np.ones(6)), r"James-Stein estimator, got shape \(6,\)")):
+    for given, said in (
+        ((x[:3], 1.0), "at least 4 clients, got 3"),
+        ((x, np.ones(6)), r"James-Stein estimator, got shape \(6,\)"),
+    ):
         with pytest.raises(JaxpflError, match=said):
             james_stein(*given)
 

@@ -232,7 +232,7 @@ def test_impossible_targets():
         (lambda: PerStepNoise((1.0,), (-1.0,), 1, 1), "sigma1 must be >= 0"),
         (lambda: Poisson(0.0), "sampling_rate must be > 0 and <= 1, got 0.0"),
         (lambda: Poisson(math.nan), "sampling_rate must be > 0 and <= 1, got nan"),
-        (lambda: Poisson(0.5, None, 3), "num_clients must be given with a cap"),
+        (lambda: Poisson(0.5, None, 3), "num_clients is required if cap is set"),
         (lambda: FixedSize(5, 6), "cohort must be at most 5, got 6"),
     ],
 )

@@ -128,7 +128,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
-    """Return the line for a data set: the result of ``describe``, or the reason why its files cannot be found."""
+    """Return a data set's entry in the list: what ``describe`` returns, or why the files cannot be found."""
     try:
         return Entry(name, True, describe(name, root))
     except (JaxpflError, OSError) as error:

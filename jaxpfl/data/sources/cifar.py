@@ -121,9 +121,9 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
     for archive in (file for place in places for file in sorted(place.glob(f"{known.archive}-*.tar.gz"))):
         raise JaxpflError(f"data set {name!r} is still packed: run tar -xzf {archive} -C {root}")
     raise JaxpflError(
-        f"data set {name!r} needs a folder {known.python} or {known.binary}, or a file {name}.npz (arrays x_train, "
-        f"y_train, x_test and y_test, x uint8 [N, {_SIDE}, {_SIDE}, 3]), but none of {', '.join(map(str, places))} has "
-        f"one: {where_to_put_it()}"
+        f"data set {name!r} is not in {', '.join(map(str, places))}: it is a folder {known.python}, a folder "
+        f"{known.binary}, or a file {name}.npz with y_train, y_test, x_train and x_test (uint8 [N, {_SIDE}, {_SIDE}, "
+        f"3]); {where_to_put_it()}"
     )
 
 

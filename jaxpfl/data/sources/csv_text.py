@@ -311,6 +311,6 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
 
 
 def _marked(column: list[tuple[int, str]], mark: Decimal) -> list[tuple[int, str]]:
-    """Return the line number and the cell of each number with this decimal mark in a column."""
+    """Find the cells of a column that contain a number with the given decimal mark, each with its line number."""
     sign = "." if mark == "point" else ","
     return [(line, cell) for line, cell in column if sign in cell and _NUMBER[mark].fullmatch(cell)]

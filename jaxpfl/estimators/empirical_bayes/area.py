@@ -369,9 +369,9 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """Divide x and s by a power of two, the unit; return the unit, residuals, squared errors, and coefficients.
+    """Divide estimates x and standard errors s by a unit, which is a power of two, and fit x on the columns Q.
 
-    The residuals are of the least-squares fit of x on the columns Q, and the coefficients are of this fit.
+    The result is the unit, the residuals of the least-squares fit, the rescaled s^2, and the fit's coefficients.
     """
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)

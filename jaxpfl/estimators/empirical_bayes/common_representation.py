@@ -49,7 +49,7 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Initial representation, in which signal and noise each account for half of the mean square of y.
+    """Initial basis, scaled so that the model explains half of the mean square of the labels y, and noise the rest.
 
     The columns of the basis are multiples of the k leading eigenvectors of sum_i b_i b_i', where b_i = X_i' y_i.
 

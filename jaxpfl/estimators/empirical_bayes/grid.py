@@ -46,7 +46,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     """Maximum-likelihood weights of the components.
 
     Args:
-      log_density: logarithms of L, [m, K]; -inf if a client's data are impossible under a component.
+      log_density: log density of each client's data under each component, [m, K]; -inf if they are impossible under it.
       w: weights of the clients, [m], with sum one; by default equal.
 
     Returns:

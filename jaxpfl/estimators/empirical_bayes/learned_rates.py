@@ -183,7 +183,9 @@ def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarr
 
 
 def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of Gamma distributions: log mu, c, and log likelihood up to a constant, [cells^2] each.
+    """Evaluate a grid of Gamma distributions, each with mean mu and squared coefficient of variation c.
+
+    The result is log mu, c, and the log likelihood up to a constant, [cells^2] each.
 
     Rates are in units of the pooled rate. The second axis of the grid is c / (4 + c), in which c's prior is flat.
     """

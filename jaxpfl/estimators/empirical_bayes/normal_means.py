@@ -10,7 +10,7 @@ prior           G                                                         center
 normal          N(c, t^2)                                                 learned
 point-normal    pi_0 at c, else N(c, t^2)                                 0
 scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0
-npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none
+npmle           any distribution on a grid: weight pi_k at the point c_k  none
 =============== ========================================================= ====================
 
 A fit is iterative. Each step needs new sums over clients: the likelihood's derivatives with respect to two or three
@@ -237,7 +237,7 @@ class NormalMeans(NamedTuple):
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
     """Return posteriors of clients under a known prior, which need not have been fitted to these clients.
 
-    ``slack`` is stored in the result as given.
+    ``slack``, the bound on the prior's distance from the maximum likelihood, is stored in the result as given.
     """
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:

@@ -77,8 +77,8 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
       users: users whose counts are fitted.
       start: initial mixture.
       steps: number of steps T.
-      hard: centers [k, d]. If given, every user belongs to the cluster of the nearest center, and only each cluster's
-        Dirichlet distribution is fitted, as for empirical Bayes after `clusters.cluster`.
+      hard: centers [k, d], such as those from `clusters.cluster`. If given, every user belongs to the cluster of the
+        nearest center, and EM fits only the Dirichlet distribution of each cluster.
     """
 
     start = counts_dtype(start, users)

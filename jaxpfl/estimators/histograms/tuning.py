@@ -83,9 +83,9 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Make the function that fine-tunes the nearest of the centers [k, d].
+    """Make the function that averages a user's own histogram and the nearest of the centers [k, d].
 
-    Weight 1 gives the center, and weight 0 the user's own histogram.
+    ``weight`` is the center's weight: 1 gives the center, and 0 the user's own histogram.
     """
     return toward(nearest_center(centers), weight, floor)
 
