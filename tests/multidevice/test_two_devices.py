@@ -15,6 +15,7 @@ from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit, stack_client
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, resolve_time_model
 from jaxpfl.engine.cohort import all_summed
+from jaxpfl.engine.execution_plan import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
@@ -38,6 +39,13 @@ def clients():
 def test_two_devices_give_the_numbers_of_one(clients, method, blocks, cohort):
     """Side by side; in blocks of three `test_same_numbers` has every method."""
     assert_same_on_two_devices(clients, method, blocks, cohort)
+
+
+def test_only_a_small_part_of_the_clients_is_distributed_evenly():
+    """Moving states costs more than an uneven cohort saves if all clients take part, or many of them."""
+    cohorts = ((4, 8), (8, 8), (200, 400))
+    plans = [resolve(ExecutionPlan(), cohort=k, num_clients=m, model_bytes=1000, platform="cpu") for k, m in cohorts]
+    assert [plan.even for plan in plans] == [True, False, False]
 
 
 @pytest.mark.slow
