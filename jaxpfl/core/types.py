@@ -208,11 +208,16 @@ class ClientData:
         """Count each client's persons on the host, [m], and find the largest number of examples that a person has.
 
         Raises:
-          JaxpflError: if a person's examples are at several clients, or are not adjacent.
+          JaxpflError: if the persons are not integers of at most 32 bits, [N], or if a person's examples are at several
+        clients or not adjacent.
         """
         size, examples = np.asarray(self.size), self.with_examples(x=()).flat()
         assert isinstance(examples, PersonExamples)
         persons = examples.persons
+        whole = np.issubdtype(persons.dtype, np.integer) and persons.shape == (len(examples.y),)
+        if not whole or not np.array_equal(persons, persons.astype(np.int32)):  # devices would cut longer integers
+            found = f"{persons.dtype} {list(persons.shape)}"
+            raise JaxpflError(f"persons must be integers [{len(examples.y)}] of at most 32 bits, got {found}")
         client = np.repeat(np.arange(len(size)), size)
         first = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(persons, prepend=-1))
         names, times = np.unique(persons[first], return_counts=True)

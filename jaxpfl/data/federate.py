@@ -148,8 +148,10 @@ def federate(source: Source, **settings: Any) -> Federation:
         train, test = _hold_out(train, source, test_share, split_seed, SplitPurpose.TEST)
     assert y_test is not None
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
-    if source.persons is not None:
-        train = [own[np.argsort(source.persons[own], kind="stable")] for own in train]
+    persons = source.persons
+    if persons is not None:  # renumbered, because the devices have integers of 32 bits
+        persons = np.unique(persons, return_inverse=True)[1].astype(np.int32)
+        train = [own[np.argsort(persons[own], kind="stable")] for own in train]
     kept, names = np.arange(len(train)), _names(source, dealt.train) if given.partition == "natural" else None
     if given.partition == "natural" and test_share > 0.0:
         # Clients without training examples are not removed here, because `stack_dealt` checks them.
@@ -163,7 +165,7 @@ def federate(source: Source, **settings: Any) -> Federation:
         return Dealt(x, y, [own[client] for client in kept], None if dealt.labels is None else dealt.labels[kept])
 
     federation = stack_dealt(
-        dealt_of(x_train, source.y_train, train)._replace(persons=source.persons),
+        dealt_of(x_train, source.y_train, train)._replace(persons=persons),
         dealt_of(x_test, y_test, test),
         dealt_of(x_train, source.y_train, validation),
         kept,
@@ -209,6 +211,8 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
     given = Split(**settings)
     if given.partition != "natural":
         raise JaxpflError(f"federate_unseen requires partition='natural' (clients are users), got {given.partition!r}")
+    if source.persons is not None:
+        raise JaxpflError(f"data set {source.name!r}: the persons of unseen clients are unknown: leave out persons")
     if given.standardize:
         raise JaxpflError("standardize must be False for unseen clients: use scaled(unseen, scaling_of(trained))")
     others = federate(unseen(source), **settings)

@@ -147,7 +147,9 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
     names = manifest.get("class_names")
     class_names = None if names is None else np.array(names)
-    source = source._replace(scales=scales, task=task, class_names=class_names, columns=columns)
+    source = source._replace(
+        scales=scales, task=task, class_names=class_names, columns=columns, persons=federation.train.persons
+    )
     preparation = Preparation.of(source, columns)
     dtype, scaling = manifest.get("raw_dtype") or preparation.raw_dtype, manifest.get("scaling")
     if scaling is not None:
@@ -198,7 +200,8 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
         **known.to_json(),
     }
     if names := said["class_names"]:  # the largest class may have no examples here
-        said["class_names"] = [*names, *range(len(names), source.num_classes)][: source.num_classes]
+        classes = 2 if source.task in ("binary", "ranking") else source.num_classes
+        said["class_names"] = [*names, *range(len(names), classes)][:classes]
     return said
 
 

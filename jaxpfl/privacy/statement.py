@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 NOT_COVERED = (
-    "hyper-parameters chosen on private data, the means and deviations by which inputs were standardized, other runs "
+    "hyper-parameters chosen on private data, the means, deviations and imputed values of inputs, other runs "
     "on the same users, outputs of the simulation other than the model"
 )
 _NOT_COVERED_OF_SILOS = (
-    "hyper-parameters chosen on private data, means and deviations by which inputs were standardized, the numbers of "
+    "hyper-parameters chosen on private data, means, deviations and imputed values of inputs, the numbers of "
     "{numbers}, other runs on the same {unit}s, outputs of the simulation other than the models"
 )
 SEED = {

@@ -29,7 +29,7 @@ def test_one_large_client_costs_its_own_examples(ragged, name, batch_size):
     devices = fit.simulation.placement.devices
     working = {name: program_bytes(program, devices) for (name, _), program in fit.simulation._programs.made.items()}
     assert (
-        max(working["advance"], working["test"]) < (6 if name == "fedem" else 2) * 2**20
+        max(working["advance"], working["scores"]) < (6 if name == "fedem" else 2) * 2**20
     )  # its responsibilities are padded in a block
     assert np.isfinite(fit.personalized_accuracy).all()
 

@@ -14,7 +14,7 @@ import pytest
 import jaxpfl
 from jaxpfl import Federation, JaxpflError
 from jaxpfl.core.types import ClientData, Examples
-from jaxpfl.data import open_stored, stored
+from jaxpfl.data import Source, open_stored, stored
 from jaxpfl.support import host_memory
 
 
@@ -74,6 +74,18 @@ def test_the_source_is_kept(tmp_path: Path) -> None:
     assert (found.source.scales, found.split) == (source.scales, {"clients": 5, "partition": "classes"})
     assert_same(whole, found.federation)
     assert found.federation.preparation == whole.preparation
+
+
+@pytest.mark.parametrize("task", ["binary", "ranking"])
+def test_both_names_of_two_classes_and_the_persons_are_kept(task: str, tmp_path: Path) -> None:
+    x, y, clients = np.eye(8, dtype=np.float32), np.array([0, 1] * 4, np.float32), np.repeat([0, 1], 4)
+    source = Source("own", x, y, None, None, 1, "", users_train=clients, persons=np.arange(8), task=task)
+    source = source._replace(class_names=np.array(["no", "yes"]))
+    whole = jaxpfl.federate(source, partition="natural", test_share=0.5)
+    jaxpfl.save_federation(whole, tmp_path / "f", source=source)
+    found = open_stored(tmp_path / "f")
+    assert found.federation.preparation.class_names.tolist() == ["no", "yes"]
+    np.testing.assert_array_equal(found.source.persons, whole.train.persons)
 
 
 def test_a_folder_that_holds_something_stays(tmp_path: Path) -> None:

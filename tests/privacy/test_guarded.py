@@ -20,6 +20,7 @@ from jaxpfl.core.participation import full
 from jaxpfl.core.protocol import ClientContext
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import ClientData, Examples, PersonExamples
+from jaxpfl.data import Source, federate
 from jaxpfl.engine import guarded as engine_guarded
 from jaxpfl.engine.advice import check_claim
 from jaxpfl.engine.build import assemble, build
@@ -176,6 +177,18 @@ def test_the_gradient_of_each_client_is_that_of_its_own_examples(persons):
         assert np.isnan(loss)
         if told is not None:
             assert float(told) == pytest.approx((errors**2 / 2).mean(), rel=1e-5)
+
+
+def test_persons_with_long_numbers_stay_apart():
+    """Devices have integers of 32 bits, in which all these persons would be one."""
+    persons = np.arange(1, 7) << 32
+    source = Source("own", np.eye(6, dtype=np.float32), np.array([0, 1] * 3), None, None, 2, "", persons=persons)
+    given = {"partition": "natural", "test_share": 0.0}
+    train = federate(source._replace(users_train=np.array([0] * 4 + [1] * 2)), **given).train
+    assert train.persons.dtype == np.int32
+    assert train.count_persons()[0].tolist() == [4, 2]
+    with pytest.raises(JaxpflError, match=r"persons must be integers \[6\] of at most 32 bits, got int64 \[6\]"):
+        stored(np.eye(6), np.zeros(6), [4, 2], persons).count_persons()
 
 
 def test_a_batch_is_a_random_set_of_whole_persons():
