@@ -220,7 +220,7 @@ def test_models_with_other_frozen_parameters_are_other_models():
     assert score(0) != score(1)
 
 
-V, T, RANK = 7, 5, 2
+LENGTH, RANK = 5, 2
 ADAPTED = "block*/query/kernel,block*/value/kernel"
 KINDS = ("fedavg", "ditto", "persfl", "network-lasso")
 """Methods that send and keep different things: one model, a second one, a teacher's, a neighbour's."""
@@ -228,8 +228,8 @@ KINDS = ("fedavg", "ditto", "persfl", "network-lasso")
 
 @functools.cache
 def base():
-    model = build_model("transformer:8,1", V, (T,), every=True)
-    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))
+    model = build_model("transformer:8,1", V, (LENGTH,), every=True)
+    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))
 
 
 def adapted(personal):
@@ -240,7 +240,7 @@ def adapted(personal):
 @functools.cache
 def data():
     rng = np.random.default_rng(0)
-    draw = lambda n: tuple(rng.integers(0, V, (2, n, T)))  # noqa: E731
+    draw = lambda n: tuple(rng.integers(0, V, (2, n, LENGTH)))  # noqa: E731
     return jaxpfl.stack_clients(*([draw(n) for n in (5, 6, 7)] for _ in range(3)))
 
 

@@ -337,7 +337,7 @@ def test_weights_by_examples_are_seen(monkeypatch):
         return state, upload._replace(total=jax.tree.map(lambda a: a * splits.train.size, upload.total)), metrics
 
     planted(monkeypatch, client=weighted)
-    refuted, game = play(worlds=400)
+    refuted, game = play(worlds=6000)
     assert refuted, game.bound
 
 

@@ -133,13 +133,13 @@ def test_the_noise_of_a_sum_whose_count_is_released_too():
     assert pytest.approx(1 / z_sum**2 + 1 / 2.0**2) == 1 / Z**2
 
 
-M, RATE, ROUNDS = 20, 0.3, 4000
+M, DRAWN, ROUNDS = 20, 0.3, 4000
 IDS = jnp.arange(100, 100 + M)
 
 
 def taking_part(cap: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Participation, [ROUNDS, M] bool, and the number left out, [ROUNDS]."""
-    participation = poisson(M, RATE, cap)
+    participation = poisson(M, DRAWN, cap)
     assert participation.left_out is not None
     keys = jax.random.split(jax.random.key(1), ROUNDS)
     rows, left_out = jax.jit(
@@ -156,9 +156,9 @@ def test_each_client_at_the_rate_independently():
     assert not left_out.any()
     # Each client's count is binomial: M two-sided tests at 1e-5 / M.
     for count in here.sum(axis=0):
-        assert stats.binomtest(int(count), ROUNDS, RATE).pvalue > 1e-5 / M
+        assert stats.binomtest(int(count), ROUNDS, DRAWN).pvalue > 1e-5 / M
     # The size of a cohort is binomial(M, q): a chi-squared test on the sizes that are expected five times or more.
-    expected = ROUNDS * stats.binom.pmf(np.arange(M + 1), M, RATE)
+    expected = ROUNDS * stats.binom.pmf(np.arange(M + 1), M, DRAWN)
     common = expected >= 5
     observed = np.bincount(here.sum(axis=1), minlength=M + 1)
     table = np.append(observed[common], observed[~common].sum()), np.append(expected[common], expected[~common].sum())
