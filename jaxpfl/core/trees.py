@@ -159,7 +159,7 @@ def where_rows(valid: Array, leaf: Array) -> Array:
 
 def valid_mean(valid: Array, values: Array) -> Array:
     """Mean of values [b] over the valid slots [b], []; zero if no slot is valid."""
-    return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
+    return valid_sum(valid, values) / valid_count(valid)
 
 
 _TOGETHER = 32

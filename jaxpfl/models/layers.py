@@ -82,9 +82,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        init = uniform_fan_in(x.shape[1])
-        kernel = self.param("kernel", init, (x.shape[1], self.features))
-        bias = self.param("bias", init, (self.features,))
+        kernel, bias = _dense_parameters(self, x.shape[1], self.features)
         return dense(x.astype(kernel.dtype), kernel) + bias
 
 
@@ -95,10 +93,14 @@ class FeatureDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        init = uniform_fan_in(x.shape[0])
-        kernel = self.param("kernel", init, (x.shape[0], self.features))
-        bias = self.param("bias", init, (self.features,))
+        kernel, bias = _dense_parameters(self, x.shape[0], self.features)
         return convolution.project(kernel, x.astype(kernel.dtype)) + bias[:, None]
+
+
+def _dense_parameters(module: nn.Module, inputs: int, features: int) -> tuple[Array, Array]:
+    """Kernel [inputs, features] and bias [features] of a dense layer."""
+    init = uniform_fan_in(inputs)
+    return module.param("kernel", init, (inputs, features)), module.param("bias", init, (features,))
 
 
 class Conv(nn.Module):
