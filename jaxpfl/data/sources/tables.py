@@ -165,14 +165,14 @@ def _split_by_date(table: Table, column: str, first: str) -> tuple[Table, np.nda
 
 def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
     """Leave out the rows that lack a needed value if ``missing`` is "drop"; otherwise, such a row is an error."""
-    gaps = table.cells.loc[:, needed].map(lambda cell: cell.lower() in table.missing)
-    lacking = gaps.to_numpy().any(axis=1)
+    gaps = np.stack([table.missing_in(name) for name in needed], axis=1)
+    lacking = np.asarray(gaps.any(axis=1))
     if not lacking.any():
         return table
     if missing != "drop":
         row = int(lacking.argmax())
-        place = int(gaps.iloc[row].argmax())
-        column, cell = gaps.columns[place], table.cells[needed].iloc[row, place]
+        column = needed[int(gaps[row].argmax())]
+        cell = table.cells[column].iloc[row]
         impute = ", or replace missing values with --missing impute" if missing == "refuse" else ""
         means = f"; if {cell} is a value, set --missing-words without it" if cell else ""
         raise JaxpflError(

@@ -80,7 +80,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
         Q = jnp.maximum(w @ squares - total * (off**2).sum(axis=1), 0)
         log_p = d / 2 * (jnp.log(w).sum(axis=1) - jnp.log(total)) - 3 * jnp.log(u)
         log_p -= jnp.where(known, Q, jnp.where(known, 1.0, left) * jnp.log1p(Q / nu)) / 2
-        if (m - 1) * d <= 2:
+        if _few(m, d):
             log_p -= 2 * jnp.log(s2.mean() + ratio)
         return ratio, log_p, w, off, jnp.where(known, 1.0, (nu + Q) / jnp.where(known, 1.0, left))
 
@@ -107,8 +107,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
 def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
     """Degrees of freedom N in `posterior`."""
-    free = (clients - 1) * dim
-    return degrees + free - (2 if free > 2 else 0)
+    return degrees + (clients - 1) * dim - (0 if _few(clients, dim) else 2)
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
@@ -130,6 +129,11 @@ def student(level: float, degrees: Any) -> np.ndarray:
     degrees = np.asarray(degrees, float)
     finite = np.where(np.isinf(degrees), 1, degrees)
     return np.where(np.isinf(degrees), special.ndtri(tail), special.stdtrit(finite, tail))
+
+
+def _few(clients: int, dim: int) -> bool:
+    """True if a flat prior of st2 would give an improper posterior (see `posterior`)."""
+    return (clients - 1) * dim <= 2
 
 
 def _cells(low: Array, high: Array) -> tuple[Array, Array]:
