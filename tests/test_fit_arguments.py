@@ -184,6 +184,8 @@ def test_callbacks_see_every_evaluation_and_change_nothing(federation):
     assert plain.validation is not None
     assert plain.validation["after"]["accuracy"].shape == (2, 2, 3)
     again = plain.simulation.evaluate(plain.state, "validation")["after"]["accuracy"]
+    with pytest.raises(JaxpflError, match="split must be one of test, validation, got 'attackers'"):
+        plain.simulation.evaluate(plain.state, "attackers")
     np.testing.assert_array_equal(plain.validation_accuracy, again)
     assert np.isnan(again[:, 2]).all()
     assert np.isfinite(again[:, :2]).all()

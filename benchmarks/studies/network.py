@@ -203,13 +203,13 @@ def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
     labels = found.clusters
     if labels is None:
         labels = np.stack([distinct(models, len(truth.theta)) for models in theta])
-    validation = found.simulation.evaluate(found.state, "validation")["after"]["loss"]
+    assert found.validation is not None
     return {
         "error": error,
         "ari": np.array([adjusted_rand_score(truth.member, own) for own in labels]),
         "clusters": np.array([len(np.unique(own)) for own in labels], float),
         "accuracy": found.personalized_accuracy.mean(axis=-1),
-        "validation": np.asarray(validation, float).mean(axis=-1),
+        "validation": np.asarray(found.validation["after"]["loss"][-1], float).mean(axis=-1),
     }
 
 

@@ -41,7 +41,7 @@ Scores = Mapping[str, Metrics]
 client is scored with its model before adaptation.
 """
 
-Part = Literal["test", "validation"]
+Part = Literal["test", "validation", "attackers"]
 
 
 class Personal(NamedTuple):

@@ -326,12 +326,14 @@ class Evaluated(NamedTuple):
       history: metrics of the rounds since the previous evaluation, each [S, T].
       scores: scores on test examples, ``scores[model][metric]``, [S, m].
       validation: scores on validation examples, in the same form; None if no client has validation examples.
+      attacked: scores of the attackers, as in `Fit`; None without an attack.
     """
 
     round: int
     history: dict[str, np.ndarray]
     scores: Scores
     validation: Scores | None
+    attacked: Scores | None = None
 
 
 def _metric_scores(scores: Mapping[str, Any], metric: str) -> Any:
@@ -373,7 +375,7 @@ def train(
     for stop in milestones(0, spec.rounds, spec.eval_every or spec.rounds):
         state, history = simulation.advance(state, stop - (evaluated[-1].round if evaluated else 0))
         scores = simulation.evaluate_splits(state)
-        evaluated.append(Evaluated(stop, history, scores["test"], scores.get("validation")))
+        evaluated.append(Evaluated(stop, history, scores["test"], scores.get("validation"), scores.get("attackers")))
         for callback in callbacks:
             callback(evaluated[-1])
         if patience is not None:
@@ -387,7 +389,7 @@ def train(
 def result(
     assembled: Assembled, released: Released, simulation: Simulation, state: RunState, evaluated: Sequence[Evaluated]
 ) -> Fit:
-    """Collect the result of a run, and score its unseen clients and attackers.
+    """Collect the result of a run, and score its unseen clients.
 
     Args:
       assembled: inputs of the run.
@@ -415,7 +417,7 @@ def result(
         task,
         example_weights(federation.test, task.kind),
         spec.patience,
-        None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
+        evaluated[-1].attacked,
         federation.client_names,
         spec.method.name,
         np.asarray(federation.client_ids),

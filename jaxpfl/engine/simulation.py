@@ -265,25 +265,23 @@ class Simulation:
             joined["upload_bits"] = whole(*(joined.pop(name) for name in BITS))
         return state, joined
 
-    def evaluate(self, state: RunState, split: Part = "test", *, attackers: bool = False) -> Scores:
-        """Score every client in every run on one split, as `evaluate_splits` does.
+    def evaluate(self, state: RunState, split: Part = "test") -> Scores:
+        """One entry of `evaluate_splits`. To read several entries, call `evaluate_splits` once.
 
         Raises:
-          JaxpflError: for the split validation, if no client has validation examples.
+          JaxpflError: if there is no such entry.
         """
-        scores = self.evaluate_splits(state, attackers=attackers)
+        scores = self.evaluate_splits(state)
         if split not in scores:
-            raise JaxpflError("the clients have no validation examples: give validation_share to federate")
+            remedy = "use validation_share in federate to have validation examples"
+            raise JaxpflError(f"split must be one of {', '.join(scores)}, got {split!r}: {remedy}")
         return scores[split]
 
-    def evaluate_splits(self, state: RunState, *, attackers: bool = False) -> dict[Part, Scores]:
+    def evaluate_splits(self, state: RunState) -> dict[Part, Scores]:
         """Score every client in every run on its test examples and, if there are any, on its validation examples.
 
-        If some clients attack, their scores are NaN.
-
-        Args:
-          state: state after any round.
-          attackers: whether to score the attackers instead; the scores of the honest clients are then NaN.
+        If some clients attack, they have NaN in these scores, and the entry ``attackers`` has their scores on test
+        examples; honest clients have NaN in this entry.
 
         Returns:
           The scores as ``scores[split][model][metric]``, arrays [S, m].
@@ -291,13 +289,8 @@ class Simulation:
         scores = self._read("scores", state, Clients(self._scored.federations))
         if self.attackers is None:
             return scores
-        left_out = ~self.attackers if attackers else self.attackers
-
-        def masked(score: Array) -> Any:
-            found = np.asarray(score)
-            return found if found.dtype == bool else np.where(left_out, np.nan, found).astype(found.dtype)
-
-        return jax.tree.map(masked, scores)
+        apart = _without(~self.attackers, scores["test"])
+        return _without(self.attackers, scores) | {"attackers": apart}
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Score the u unseen clients on their test examples.
@@ -634,6 +627,16 @@ class Simulation:
     def _values(self, runs: int) -> RunValues:
         """Traced values of all runs, leaves [S]."""
         return RunValues(rows_of(self.hp, runs), rows_of(self._rates, runs))
+
+
+def _without(clients: np.ndarray, scores: PyTree) -> Any:
+    """Scores [S, m] with NaN for some clients; flags [S, m] bool keep their values."""
+
+    def masked(score: Array) -> np.ndarray:
+        found = np.asarray(score)
+        return found if found.dtype == bool else np.where(clients, np.nan, found).astype(found.dtype)
+
+    return jax.tree.map(masked, scores)
 
 
 def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:

@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
-from jaxpfl.engine.evaluate import mean_over_clients, milestones
+from jaxpfl.engine.evaluate import Part, mean_over_clients, milestones
 from jaxpfl.engine.fit import Evaluated
 from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
@@ -252,7 +252,7 @@ def _run_method(
         return time.perf_counter() - clock.seconds - started
 
     pace = Pace(config.plan.rounds_per_call)
-    calls, loss, score, scores = 0, float("nan"), None, None
+    calls, loss, score, splits = 0, float("nan"), None, None
     histories: list[dict[str, np.ndarray]] = []
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         if over:
@@ -272,10 +272,11 @@ def _run_method(
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)
         if done == stop and (done % config.eval_every == 0 or done == rounds):
-            scores, validation, record = _evaluate(experiment, simulation, state, name, done)
+            splits, record = _evaluate(experiment, simulation, state, name, done)
             if observe is not None:
                 new = {key: np.concatenate([h[key] for h in histories], axis=1) for key in histories[0]}
-                observe(simulation, state, Evaluated(done, new, scores, validation))
+                scores = splits["test"], splits.get("validation"), splits.get("attackers")
+                observe(simulation, state, Evaluated(done, new, *scores))
                 histories.clear()
             sent = {} if uplink is None else {"bits_up": uplink.bits}
             write([record | sent | {"seconds": spent()}])
@@ -296,13 +297,12 @@ def _run_method(
         checkpoints.keep_only(done)
     if asked := interrupt.stop_signal():
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
-    if scores is None:  # an earlier process was killed after the last checkpoint, before it wrote the files below
-        scores, _, _ = _evaluate(experiment, simulation, state, name, done)
+    if splits is None:  # an earlier process was killed after the last checkpoint, before it wrote the files below
+        splits, _ = _evaluate(experiment, simulation, state, name, done)
+    attackers = splits.get("attackers", {})
+    scores = splits["test"] | {f"attackers_{which}": metrics for which, metrics in attackers.items()}
     if experiment.unseen is not None:
         scores |= _evaluate_unseen(simulation, state)
-    if simulation.attackers is not None:
-        apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
-        scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
     times = spent(), clock.seconds - compiled_before
     results.write_method(folder, name, experiment, simulation, state, scores, times)
 
@@ -346,24 +346,18 @@ def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
 
 def _evaluate(
     experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Evaluate all clients.
-
-    Returns:
-      The scores on test examples, the scores on validation examples (None if there are none), and the record of the
-      means over clients (one value per seed).
-    """
+) -> tuple[dict[Part, Any], dict[str, Any]]:
+    """Return all scores as NumPy arrays, and the record of their means over clients (one value per seed)."""
     splits = jax.tree.map(np.asarray, simulation.evaluate_splits(state))
-    scores, validation = splits["test"], splits.get("validation")
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
-    for which, metrics in scores.items():
+    for which, metrics in splits["test"].items():
         for metric in experiment.task.metrics:
             record[f"{labels[which]}_{metric}"] = mean_over_clients(metrics[metric])
-    if validation is not None:
+    if "validation" in splits:
         headline = experiment.headline
-        record[headline.validation] = mean_over_clients(validation["after"][headline.name])
-    return scores, validation, record
+        record[headline.validation] = mean_over_clients(splits["validation"]["after"][headline.name])
+    return splits, record
 
 
 def _refusal(round: int) -> str:

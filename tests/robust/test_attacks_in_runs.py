@@ -57,7 +57,7 @@ def test_a_run_trains_on_flipped_labels(federation):
 
 
 @pytest.mark.slow
-def test_scores_are_of_the_honest_and_the_attackers_stand_apart(federation):
+def test_scores_are_of_the_honest_and_the_attackers_stand_apart(federation, tmp_path):
     given: dict[str, Any] = {"attack": "sign-flip", "attackers": 0.3, "aggregate": "median", **SMALL}
     found = jaxpfl.fit("fedavg", federation, seeds=2, **given)
     assert found.attackers is not None
@@ -69,8 +69,10 @@ def test_scores_are_of_the_honest_and_the_attackers_stand_apart(federation):
     np.testing.assert_array_equal(np.isnan(found.attacked["after"]["accuracy"]), ~np.isnan(here))
     assert np.isnan(found.validation["after"]["loss"][-1]).any(axis=0).sum() == 3
     np.testing.assert_allclose(found.mean(), here[:, ~found.attackers].mean(axis=1))
-    other = jaxpfl.fit("fedavg", federation, seeds=2, attack_seed=1, **given)
+    other = jaxpfl.fit("fedavg", federation, seeds=2, attack_seed=1, output=tmp_path / "run", **given)
     assert other.attackers is not None
+    assert other.attacked is not None
+    assert other.scores.keys() == found.scores.keys() == other.attacked.keys()
     assert not np.array_equal(found.attackers, other.attackers)
 
 
@@ -123,18 +125,9 @@ def test_labels_that_are_no_classes_are_not_flipped():
 
 
 def test_a_method_that_uploads_nothing_is_not_attacked(federation):
+    robust = {"aggregate": "median", "attack": "noise", "attackers": 0.3}
     with pytest.warns(jaxpfl.JaxpflWarning, match=r"aggregate = median has no effect: .*; attack = noise has"):
-        assemble(
-            RunSpec(
-                method=jaxpfl.METHODS["local"],
-                model="linear",
-                cohort=4,
-                aggregate="median",
-                attack="noise",
-                attackers=0.3,
-            ),
-            federation,
-        )
+        assemble(RunSpec(method=jaxpfl.METHODS["local"], model="linear", cohort=4, **robust), federation)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,10 +63,8 @@ def test_measures_are_what_they_say():
     # Only the difference of the two columns is the model.
     kernel = np.stack([0 * models + 7, models + 7], axis=-1)
     found = SimpleNamespace(
-        simulation=SimpleNamespace(
-            personal_models=lambda state: {"head": {"kernel": kernel}},
-            evaluate=lambda state, split: {"after": {"loss": {"validation": jnp.array([[1.0] * 6, [2.0] * 6])}[split]}},
-        ),
+        simulation=SimpleNamespace(personal_models=lambda state: {"head": {"kernel": kernel}}),
+        validation={"after": {"loss": np.array([[[9.0] * 6] * 2, [[1.0] * 6, [2.0] * 6]])}},
         state=None,
         clusters=np.stack([truth.member, np.zeros(6, int)]),
         personalized_accuracy=np.array([[0.5] * 6, [0.25, 0.75] * 3]),
