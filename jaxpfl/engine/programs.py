@@ -87,23 +87,23 @@ class Programs:
     def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled program for S runs and arguments of these shapes.
 
-        If the program does not fit in memory, it is compiled again with a smaller block of clients. If the plan
-        automatically chose the kernel of linear models, and the kernel does not compile, the plain form replaces it.
+        If the program does not fit in memory, it is compiled again with a smaller block of clients, unless
+        ``plan.clients`` fixes the block. If the plan automatically chose the kernel of linear models, and the kernel
+        does not compile, the plain form replaces it.
 
         Raises:
-          OutOfMemoryError: if the program does not fit and ``plan.clients`` fixes the block, or if not even one client
-            at a time fits.
+          OutOfMemoryError: if the program does not fit, even with the smallest block.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
-        starts, devices = name == "start", self._of.placement.devices
-        block = self._of.placement.rows if starts else self._plan_of(name).block
+        devices, block = self._of.placement.devices, self._plan_of(name).block
+        least = 1 if name == "start" or self._of.plan.clients == "auto" else block
         while True:
             options = self.execution.compiler_options | self.options(name, arguments)
             try:
                 program = compiled.compiled(self.function(name, block), arguments, **options)
             except Exception as error:
-                if starts or self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
+                if self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
                     raise
                 self._without_kernel = True
                 why = f"the kernel does not compile: {str(error).partition(chr(10))[0]}"
@@ -112,16 +112,11 @@ class Programs:
             need = program_bytes(program, devices)
             if (free := too_little(need, devices)) is None:
                 break
-            if starts and block == 1:
-                raise OutOfMemoryError(
-                    f"the initial states need {readable(need)} of memory, even for one client at a time, but only "
-                    f"{readable(free)} is free: use fewer clients, fewer seeds at once or a smaller model"
-                )
             short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
-            if not starts and (block == 1 or self._of.plan.clients != "auto"):
+            if block <= least:
                 raise OutOfMemoryError(
-                    f"with {block} client(s) at once, {name} needs {short}: use fewer (plan.clients), fewer "
-                    "runs at once (plan.runs = map) or a smaller model"
+                    f"with {block} client(s) at once, the program {name} needs {short}: use fewer (plan.clients), "
+                    "fewer runs at once (plan.runs = map), fewer clients or a smaller model"
                 )
             fewer = max(1, min(block // 2, block * free // need))
             if name == "advance":
@@ -133,7 +128,7 @@ class Programs:
         return program
 
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
-        """Digest of a program other than ``start`` (`compiled.digest`)."""
+        """Digest of a program (`compiled.digest`)."""
         block = self._plan_of(name).block
         options = self.execution.compiler_options | self.options(name, arguments)
         return compiled.digest(self.function(name, block), arguments, **options)
@@ -164,14 +159,12 @@ class Programs:
         run keys [S], and the noise keys [S] or None if the runs have no noise.
         """
         of, algorithm = self._of, part_used(self._of.algorithm, name)
+        plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "start":
             rows = of.placement.rows
-            given = of.participation, of.groups, rows, block if block < rows else None, of.placement.model
-            begin = partial(over_runs, partial(init_state, algorithm, *given), vectorised=self.execution.vmap_runs)
-            # An initial state can depend on the server's message, which some methods compute by matrix products.
-            return traced_as(begin, None, self.execution.matmul)
-        plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
-        if name == "advance":
+            at_once = block if block < rows else None
+            one = partial(init_state, algorithm, of.participation, of.groups, rows, at_once, of.placement.model)
+        elif name == "advance":
             one = partial(
                 several_rounds, algorithm, plan._replace(availability=of.availability), of.plan.rounds_per_call
             )
@@ -190,7 +183,9 @@ class Programs:
         return traced_as(runs, chosen.form, chosen.matmul, **more)
 
     def _plan_of(self, name: Name) -> Resolved:
-        """Resolved plan of a program other than ``start``."""
+        """Resolved plan of a program. The program ``start`` begins with a block of all clients."""
+        if name == "start":
+            return self.execution._replace(block=self._of.placement.rows, form=None, linear=None)
         return self.execution if name == "advance" else self._of.scoring
 
     def _linear(self, name: Name) -> linear_kernel.Form | None:
