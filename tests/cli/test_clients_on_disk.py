@@ -3,6 +3,7 @@ change, and ``kill -9`` in the middle.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -48,8 +49,10 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_loses_nothing_beyond_the_last_checkpoint(tmp_path: Path) -> None:
-    long = ["--rounds", "60", "--eval-every", "60", "--checkpoint-every", "6", "--seeds", "1"]
+@pytest.mark.parametrize(("every", "written"), [("6", "checkpoints/adaped/24"), ("60", "clients/adaped/undo-0")])
+def test_kill_minus_nine_loses_nothing_beyond_the_last_checkpoint(tmp_path: Path, every: str, written: str) -> None:
+    """Also before the first checkpoint, when some rounds have overwritten initial states."""
+    long = ["--rounds", "60", "--eval-every", "60", "--checkpoint-every", every, "--seeds", "1"]
     command = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL, *ONE, *long, "--json"]
 
     def start(folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -61,11 +64,12 @@ def test_kill_minus_nine_loses_nothing_beyond_the_last_checkpoint(tmp_path: Path
     assert out, err
     process, deadline = start(folder, *ON_DISK), time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if (folder / "checkpoints" / "adaped" / "24").exists():
+        if (folder / written).exists() and (folder / written).stat().st_size:
             break
         time.sleep(0.002)
     process.kill()
     process.communicate()
+    assert process.returncode == -signal.SIGKILL
     out, err = start(folder, *ON_DISK, "--resume").communicate(timeout=300)
     assert out, err
     assert records(folder) == records(whole)
