@@ -100,7 +100,8 @@ WITHOUT_EFFECT = [
     ({"task": OWN, "model": nn.Dense(3)}, "model has no effect, because the given Task has its own model"),
     ({"task": OWN, "num_classes": 4}, "num_classes = 4 has no effect, because the given Task has its own"),
     ({"task": "regression", "num_classes": 4}, "num_classes = 4 has no effect, because task = regression has no"),
-    ({"local_epochs": 1, "local_steps": 3}, "local_steps = 3 has no effect, because local_epochs = 1 takes its place"),
+    ({"local_epochs": 1, "local_steps": 10}, "local_steps = 10 has no effect, because local_epochs = 1 takes its"),
+    ({"task": OWN, "model": "mlp"}, "model = mlp has no effect, because the given Task has its own model"),
 ]
 
 

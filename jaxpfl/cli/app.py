@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from jaxpfl.cli import parsing, training
 from jaxpfl.cli.training import QUIET
+from jaxpfl.core.settings import named
 from jaxpfl.runs import compile_cache
 from jaxpfl.support import own_code, signals
 from jaxpfl.support.console import settle
@@ -207,7 +208,9 @@ def _choose(
         more = help.describe(args) if any(flag.name in ("METHOD", "METHODS") for flag in flags) else ""
         print(help.command_help(name, command, flags, more, whole=parsing.HELP_ALL in args))
         return
-    parsing.bind_arguments(command, name, parsing.check_arguments(flags, args, name))()
+    args = parsing.check_arguments(flags, args, name)
+    with named({flag.partition("=")[0].lstrip("-").replace("-", "_") for flag in args if flag.startswith("--")}):
+        parsing.bind_arguments(command, name, args)()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

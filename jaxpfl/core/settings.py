@@ -13,7 +13,9 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import MappingProxyType, ModuleType
@@ -248,9 +250,27 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
 
 
 def is_default(settings: Any, name: str) -> bool:
-    """True if a setting has its default value, which counts as not given."""
+    """True if a setting has its default value."""
     value, default = getattr(settings, name), _fields(type(settings))[name].default
     return value is default or (type(value) is type(default) and value == default)
+
+
+_NAMED: ContextVar[Set[str]] = ContextVar("named", default=frozenset())
+
+
+@contextmanager
+def named(names: Set[str]) -> Iterator[None]:
+    """Make `is_given` true for these settings in the ``with`` block: the user named them, perhaps with the default."""
+    token = _NAMED.set(names)
+    try:
+        yield
+    finally:
+        _NAMED.reset(token)
+
+
+def is_given(settings: Any, name: str) -> bool:
+    """True if the user named a setting (`named`), or if it does not have its default value."""
+    return name in _NAMED.get() or not is_default(settings, name)
 
 
 def part_of(part: type[T], flat: Any) -> T:

@@ -11,7 +11,7 @@ from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.algorithms.parts.optimizers import resolve
 from jaxpfl.algorithms.parts.schedules import OWN
 from jaxpfl.algorithms.parts.servers import check_rate
-from jaxpfl.core.settings import is_default
+from jaxpfl.core.settings import is_default, is_given
 from jaxpfl.core.types import Federation
 from jaxpfl.data.stack import labels, listed
 from jaxpfl.engine.client_graph import SPACES
@@ -40,7 +40,7 @@ def without_effect(settings: Settings) -> dict[str, str]:
 
 
 def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | None = None) -> None:
-    """Refuse settings without effect, unless they have their default or recorded value.
+    """Refuse settings without effect, unless they were not given or have their recorded value.
 
     Args:
       settings: settings as the user gave them.
@@ -52,7 +52,7 @@ def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | 
     """
     for name, why in without.items():
         value = getattr(settings, name, None)
-        if value is None or is_default(settings, name) or (recorded and value == getattr(recorded, name)):
+        if value is None or not is_given(settings, name) or (recorded and value == getattr(recorded, name)):
             continue
         what = f"{name} = {value}" if isinstance(value, str | int | float) else name
         raise JaxpflError(f"{what} has no effect, because {why}: leave it out")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpfl.core import exclusions
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message
-from jaxpfl.core.settings import is_default
+from jaxpfl.core.settings import is_given
 from jaxpfl.core.types import Federation
 from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
@@ -108,7 +108,7 @@ def mechanism_for(
         {
             "unit": "example",
             "graph of the data": of_data and graph,
-            "draw": None if is_default(spec, "draw") else spec.draw,
+            "draw": spec.draw if is_given(spec, "draw") else None,
         }
     )
     known = federation.preparation

@@ -6,13 +6,14 @@ import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jaxpfl.algorithms import METHODS, Method, Optimizer
-from jaxpfl.core.settings import Kind, check_kind, documented, instance_of
+from jaxpfl.core.settings import F, Kind, check_kind, documented, instance_of, named
 from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.advice import refuse, without_effect
 from jaxpfl.engine.execution_plan import ExecutionPlan
@@ -35,6 +36,18 @@ _FEDERATION = instance_of("a Federation (jaxpfl.federate and jaxpfl.stack_client
 _CALLBACKS = Kind("a sequence of functions", lambda value: isinstance(value, Sequence) and all(map(callable, value)))
 
 
+def _names_given(function: F) -> F:
+    """Decorate `fit` so that `is_given` knows its keywords."""
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        with named(keywords.keys()):
+            return function(*args, **keywords)
+
+    return cast(F, call)
+
+
+@_names_given
 def fit(
     method: str | Method,
     federation: Federation,

@@ -104,6 +104,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         ([*SWEEP, "lr=.1", "--output", "s", "--resume"], "nothing to resume in"),
         ([*SWEEP, "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster answers"),
         ([*SWEEP, "lr=.1,1", "--plan.clients-in", "disk"], "plan.clients_in = disk supports single runs"),
+        ([*SWEEP, "lr=.1", "--eval-every", "10"], "a sweep with eval_every = 10: a sweep scores and records each run"),
     ],
 )
 def test_files_and_numbers_that_cannot_be(capsys, tmp_path, monkeypatch, args, message):

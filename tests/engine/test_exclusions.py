@@ -55,7 +55,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "local_epochs": {"local_epochs": 1},
     "clip_gradients": {"clip_gradients": 1.0},
     "augment": {"augment": "mixup:alpha=0.2"},
-    "draw": {"draw": "step"},
+    "draw": {"draw": "epoch"},
     "graph of the data": {"method": "network-lasso"},
     "pooled data": {"method": "pooled"},
     "asynchronous rounds": {"method": "fedbuff", "cohort": 3},

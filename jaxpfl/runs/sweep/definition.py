@@ -13,7 +13,7 @@ import numpy as np
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core import exclusions
-from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
+from jaxpfl.core.settings import COUNT, Range, check, is_given, read_help, setting
 from jaxpfl.engine.advice import without_effect
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
@@ -156,8 +156,8 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
         {
             "a sweep": True,
             "plan.clients_in": config.plan.clients_in,
-            "eval_every": None if is_default(config, "eval_every") else config.eval_every,
-            "checkpoint_every": None if is_default(config, "checkpoint_every") else config.checkpoint_every,
+            "eval_every": config.eval_every if is_given(config, "eval_every") else None,
+            "checkpoint_every": config.checkpoint_every if is_given(config, "checkpoint_every") else None,
             "patience": "an axis" if "patience" in axes else config.patience,
             "halving": halving,
             "select": search.select,
