@@ -21,8 +21,8 @@ def _gaussian(clients: int, samples: int, local: float, personalized: float) -> 
                 Estimate(
                     "personalized, private messages",
                     "private",
-                    note="the paper shows a curve without numbers, and does not state delta and r (here: analytic "
-                    "Gaussian, delta 1e-5, r 1)",
+                    note="the paper shows a curve without numbers, and does not state delta and r (here: the "
+                    "analytic Gaussian mechanism, delta 1e-5, r 1)",
                 ),
             ),
             repetitions=10,
@@ -44,7 +44,8 @@ def _bernoulli(setting: str, prior: str, gain: float, std: float, note: str = ""
                 "personalized",
                 Printed(gain, std),
                 "local",
-                note="the paper's variance of the clients' means includes sampling noise: subtracting it gains more",
+                note="the paper's variance of the clients' means includes the sampling noise: the gain is larger "
+                "if this noise is subtracted",
             ),
         ),
         repetitions=10,
@@ -63,7 +64,7 @@ def _regression(dim: int, over_local: Printed, over_fedavg: Printed, over_known:
             Estimate("gain over the known prior, %", "algorithm-4", over_known, "known"),
         ),
         quick={"clients": 300, "repetitions": 3},
-        note="the printed gains could not be reproduced under any reading",
+        note="no interpretation of the paper that we tried gives the printed gains",
     )
 
 
@@ -74,12 +75,12 @@ def _table_3(samples: int, local: Printed, adamix: Printed) -> Estimation:
         "regression-mixture",
         {"samples": (samples,)},
         (
-            Estimate("local", f"local, {at}", local, note="|mu| is unstated: 1 in each entry is our reading"),
+            Estimate("local", f"local, {at}", local, note="the paper does not state |mu|: here, each entry of mu is 1"),
             Estimate(
                 "AdaMix",
                 f"algorithm-1, {at}",
                 adamix,
-                note="the published AdaMix has not converged, jaxpfl's has",
+                note="the paper's AdaMix had not converged, but jaxpfl's has",
             ),
             Estimate("EM on the data", f"personalized, {at}"),
         ),
@@ -143,7 +144,11 @@ EXPERIMENTS = (
         1,
         (
             _bernoulli(
-                "normal", "truncnorm:.5,.15", 37.1, 3.9, "the normal prior's .15 is read as a standard deviation"
+                "normal",
+                "truncnorm:.5,.15",
+                37.1,
+                3.9,
+                "the .15 of the normal prior is interpreted as a standard deviation",
             ),
             _bernoulli("uniform", "uniform", 12.0, 1.6),
             _bernoulli("3-spike", "spikes", 24.3, 2.8),
@@ -152,7 +157,8 @@ EXPERIMENTS = (
                 "beta:4.25,4.25",
                 34.0,
                 3.7,
-                "the Beta's parameters are unstated: 4.25, 4.25 were taken as they give the printed gain",
+                "the paper does not state the parameters of the Beta prior: 4.25 and 4.25 were chosen "
+                "because they give the printed gain",
             ),
         ),
     ),
@@ -170,8 +176,8 @@ EXPERIMENTS = (
                     Estimate("gain as printed, %", "printed", Printed(10.7, 1.9), "local"),
                     Estimate("gain corrected, %", "personalized", Printed(10.7, 1.9), "local"),
                 ),
-                note="no weight between a county's mean and the overall mean gains more than 1 %, so the published "
-                "gain could not be reproduced (3111 counties instead of 3112)",
+                note="no weighted mean of a county's mean and the overall mean gains more than 1 %, so the "
+                "published gain could not be reproduced (3111 counties instead of 3112)",
             ),
         ),
     ),

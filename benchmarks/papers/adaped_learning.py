@@ -13,8 +13,8 @@ RATES = (0.3, *RATES_2022)
 """Learning rates that the paper tries; its first version lacks 0.3."""
 
 PAPER_2022, PAPER_2023 = "Ozkara et al. 2022", "Ozkara et al. 2023"
-WEAK = "the published baselines are weak, and jaxpfl's are not tuned down to them"
-WRITERS = "MNIST's digits by writer stand in for FEMNIST: not the paper's data"
+WEAK = "the published baselines are weak, and jaxpfl's baselines were not weakened to match them"
+WRITERS = "not the paper's data: MNIST's digits by writer replace FEMNIST"
 SEEDS = 3
 
 _RATES_ADAPED = ("lr=0.1", "lr_global=0.1")
@@ -32,8 +32,8 @@ _OWN: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "fml": ("FML", ("alpha=0.25", "beta=0.25"), "lr"),
 }
 _NOTES = {
-    "pfedme": "the rate of theta is searched, that of w as stated",
-    "fml": "both models share one searched rate, as they share a schedule in the paper",
+    "pfedme": "the rate of theta was searched, and the rate of w is the paper's",
+    "fml": "both models have the same searched rate, because they share a schedule in the paper",
 }
 
 MAIN_2023 = ("psi_init=3.5", "psi_floor=0.5", "lr_psi=0.05")
@@ -163,10 +163,14 @@ _CIFAR_100: Mapping[str, Any] = {
 
 _CIFAR_100_ADAPED = ("psi_init=4", "psi_floor=1", "lr_psi=0.05", *_CIFAR_RATES)
 AMBIGUOUS_100 = (
-    "appendix K.2 gives AdaPeD's psi 4, floor 1 and rates .075 for CIFAR-100, which stands in Table 1 alone: taken "
-    "here in place of K.1's 3.5, .5 and .1; the other methods have K.1's values"
+    "Appendix K.2 states psi 4, floor 1 and rates of .075 for AdaPeD on CIFAR-100, which only Table 1 "
+    "contains: here, they replace the values 3.5, .5 and .1 of Appendix K.1; the other methods have the "
+    "values of Appendix K.1"
 )
-UNSTATED_4 = "tau is unstated for Table 4: 10 local steps a round, four rounds an epoch, taken from the main tables"
+UNSTATED_4 = (
+    "the paper does not state tau for Table 4: here, a round has 10 local steps and an epoch has four rounds, as "
+    "in the main tables"
+)
 
 
 def _curve(config: Mapping[str, Any], rounds: int, points: int) -> tuple[Training, ...]:
@@ -214,7 +218,7 @@ EXPERIMENTS = (
             case("writers, K/m .33", WRITER_DIGITS, contenders(None, MAIN_2022, rates=RATES_2022)),
             case("writers, K/m .15", {**WRITER_DIGITS, **_LATE}, contenders(None, MAIN_2023)),
         ),
-        note=f"{WRITERS}, under the rates that it states",
+        note=f"{WRITERS}, with the rates that the paper states",
     ),
     Experiment(
         "adaped-table1-cifar10",
@@ -231,7 +235,7 @@ EXPERIMENTS = (
         "gradient steps",
         375,
         (_cifar_beside_local(),),
-        note=f"no published values: they are in adaped-table1-cifar10; {WEAK}",
+        note=f"there are no published values here, because adaped-table1-cifar10 contains them; {WEAK}",
     ),
     Experiment(
         "adaped-table1-cifar100",

@@ -26,7 +26,9 @@ from .way import Way
 LAST, BEST, EQUAL = "last round", "best round on test", "equal gradient steps"
 PARTS = (LAST, BEST, EQUAL)
 """Suffixes of the settings of a method's three rows."""
-HABIT = "the best round is chosen on test, for each run alone, as PFLlib and FedEM report: too good by that choice"
+HABIT = (
+    "the best round of each run is chosen by its test score, as in PFLlib and FedEM, so this value is too optimistic"
+)
 
 
 def stops_of(config: RunConfig, method: str, every: int) -> tuple[tuple[int, ...], int | str]:

@@ -8,7 +8,10 @@ from . import persfl
 from .adaped_learning import MNIST, PAPER_2022, SEEDS
 from .declared import Contender, Experiment, Training
 
-_ALL = "each method at its own default rates, which do not decay; not run: fedbn (nothing to normalize), pooled, "
+_ALL = (
+    "each method has its default rates, without decay; some methods were not run: fedbn (the network has no "
+    "normalization), pooled, "
+)
 _LEFT_OUT = ("fedbn", "pooled", "network-lasso")
 
 
@@ -41,7 +44,8 @@ EXPERIMENTS = (
         "MNIST, 50 clients of 3 classes, K/m .1, 300 rounds: accuracy of every method, also at equal gradient steps",
         60,
         (_mnist(),),
-        note="no published values: the paper's seven methods, at searched rates, are in adaped-table1-mnist",
+        note="there are no published values here, because adaped-table1-mnist compares the paper's seven methods, "
+        "with searched rates",
     ),
     Experiment(
         "ds1-mnist-all",
@@ -49,6 +53,7 @@ EXPERIMENTS = (
         "MNIST, DS-1, 10 users, 100 rounds: accuracy of every method, also at equal gradient steps",
         40,
         (_ds1(),),
-        note="no published values: the paper has five of these methods, but does not state their rates",
+        note="there are no published values here, because the paper has only five of these methods and does not "
+        "state their rates",
     ),
 )

@@ -13,13 +13,13 @@ PAPER = "Setlur et al. 2023, Table 1"
 STD = 0.01 * math.sqrt(20) / 2.093
 """Standard deviation over 20 runs that corresponds to a 95 % interval of ±.01 (Student's t, 19 degrees of freedom)."""
 PRIVACY = (
-    "Algorithm 1's start and DimRed are not private as printed, and Algorithm 3 has its noise on the mean: here every "
-    "release is accounted for, and there are 5 private rounds instead of 50"
+    "as printed, DimRed and the start of Algorithm 1 are not private, and Algorithm 3 adds its noise to the "
+    "mean: here, every release is accounted for, and there are 5 private rounds instead of 50"
 )
-INTERVAL = "the paper's ± is a 95 % interval of .01: shown as the standard deviation over its 20 runs, .0214"
+INTERVAL = "the paper's ± of .01 is a 95 % interval: the table shows the standard deviation over the 20 runs, .0214"
 HALVES = (
-    "the paper has 500 tokens of each user for training and 2000 for testing: here each half of the tokens, of users "
-    "with 100 tokens or more"
+    "the paper has 500 tokens of each user for training and 2000 for testing: here, users have at least 100 "
+    "tokens, half for training and half for testing"
 )
 _SETTINGS: Mapping[str, Any] = {"tokens": 1000, "clusters": 10, "temperature": 0.5, "epsilon": (15.0,)}
 _ALONE = "Local"
@@ -34,7 +34,7 @@ def _case(setting: str, settings: Mapping[str, Any], *, printed: bool) -> Estima
             f"{name}, {'non-private' if name == _ALONE else column}",
             Printed(values[place], STD) if printed else UNPRINTED,
             setting=words,
-            note="a function of the floor s alone" if name == _ALONE else "",
+            note="this value depends only on the floor s" if name == _ALONE else "",
         )
         for place, (words, column) in enumerate(_COLUMNS.items())
         for name, values in PRINTED.items()
@@ -68,7 +68,7 @@ EXPERIMENTS = (
         "IRC users' tokens: loss of nine estimators, without and with privacy",
         2,
         (_case("IRC", {"data": "irc", "rounds": 50}, printed=False),),
-        note="IRC users stand in for Reddit: not the paper's data, and lambda is tuned on validation users",
+        note="not the paper's data: IRC users replace Reddit users, and lambda is tuned on validation users",
     ),
     Experiment(
         "histograms-table1-synthetic",
@@ -76,6 +76,6 @@ EXPERIMENTS = (
         "20000 users of a mixture of Dirichlets: loss of nine estimators, without and with privacy",
         2,
         (_case("drawn", {"users": 20_000, "rounds": 50, "repetitions": 5}, printed=False),),
-        note="drawn users stand in for Reddit: not the paper's data, and lambda is tuned on validation users",
+        note="not the paper's data: simulated users replace Reddit users, and lambda is tuned on validation users",
     ),
 )

@@ -37,9 +37,9 @@ EXPERIMENTS = (
         1,
         (
             _compression("a9a, an instance a step", 1),
-            _compression("a9a, all examples a step", 0, "the paper has one sampled instance per step"),
+            _compression("a9a, all examples a step", 0, "the paper samples one instance in each step"),
         ),
-        note="a9a stands in for covtype; the paper shows a picture of one gradient, without numbers",
+        note="not the paper's data: a9a replaces covtype; the paper shows a picture of one gradient, without numbers",
     ),
     Experiment(
         "network-demo",
@@ -57,7 +57,8 @@ EXPERIMENTS = (
                     for step, point in ((1, (-1.0, -1.0, 1.0, 1.0)), (3, (1.0, -1.0, 1.0, -1.0)))
                     for i, value in enumerate(point)
                 ),
-                note="no gamma and no rate gives the printed steps: the first is at a right angle to the gradient",
+                note="no gamma and no rate give the printed steps, because the first printed step is orthogonal "
+                "to the gradient",
             ),
         ),
     ),

@@ -28,18 +28,22 @@ _SPLIT: Mapping[str, Any] = {
     "seeds": SEEDS,
 }
 BOARD = (
-    "accuracy over all test examples, as on the board; the board's best round is among all rounds, here among the "
-    "scored ones; differences from the board: its split leaves a client at least one example (here 10), its pixels are "
-    "in -1 to 1 (here standardized), its epochs drop the last examples (here they are kept), and its seeds"
+    "accuracies are over all test examples, as on the board; the board's best round is the best of all "
+    "rounds, and here it is the best of the scored rounds; this run differs from the board: there, a client "
+    "has at least one example (here 10), pixels are between -1 and 1 (here standardized), an epoch drops the "
+    "last examples (here it keeps them), and the seeds are different"
 )
 OWN_VALUES = (
-    "lambda, alpha and the like are the board's defaults where its command line has working ones (pFedMe: 5 inner "
-    "steps at .01, lambda 1, FedBABU: 10 epochs of fine-tuning), else jaxpfl's; methods of the board that jaxpfl has, "
-    "not run here: MOON, FedAMP, DBE, FedProto, FedPAC; methods of the board that jaxpfl lacks: FedGen, FedNTD, "
-    "FedMTL, FedFomo, FedPHP, APPLE, FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has no "
-    "personal part in a network without normalization"
+    "lambda, alpha and similar hyper-parameters have the defaults of the board's command line if these work "
+    "(pFedMe: 5 inner steps at .01, lambda 1, FedBABU: 10 epochs of fine-tuning), and otherwise jaxpfl's "
+    "defaults; jaxpfl has some methods of the board that were not run here: MOON, FedAMP, DBE, FedProto, "
+    "FedPAC; jaxpfl lacks some methods of the board: FedGen, FedNTD, FedMTL, FedFomo, FedPHP, APPLE, FedGC, "
+    "FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has no personal part in a network without "
+    "normalization"
 )
-NO_SUCH_COLUMN = "without numbers: the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News, not these data"
+NO_SUCH_COLUMN = (
+    "there are no published values for these data: the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News"
+)
 
 # For each method of the board: label, settings, and the published value of Fashion-MNIST's practical setting.
 _GLOBAL = ("fedavg", "FedAvg", (), (85.85, 0.19)), ("fedprox", "FedProx", (), (85.63, 0.57))
@@ -90,13 +94,15 @@ _DEEP: Mapping[str, Any] = {"model": "cnn-fedavg", "rounds": 2000}
 FEDJAX = "fedjax, EMNIST"
 _OPTIMIZER = ("server_lr=0.0031622776601683794", *_FIXED)
 EMNIST_RECIPE = (
-    "MNIST by writer, one a client, stands in for EMNIST: not the paper's data; rates and Adam's parameters are those "
-    "of fedjax's example (10^-1.5, 10^-2.5, .9, .999, 1e-4), but not its network, which has dropout"
+    "not the paper's data: MNIST by writer, with one writer per client, replaces EMNIST; rates and Adam's "
+    "parameters are from fedjax's example (10^-1.5, 10^-2.5, .9, .999, 1e-4), but the network is not, "
+    "because fedjax's network has dropout"
 )
 FEDEM = "Marfoq et al. 2021 (FedEM), EMNIST"
 EMNIST_SPLIT = (
-    "MNIST's 70000 digits stand in for a tenth of EMNIST (81425 characters of 62 classes): not the paper's data; its "
-    "rates fall tenfold at half and three quarters of the rounds, here they are constant"
+    "not the paper's data: MNIST's 70000 digits replace a tenth of EMNIST (81425 characters of 62 classes); "
+    "the paper divides its rates by ten after half and three quarters of the rounds, but here they are "
+    "constant"
 )
 DITTO = "Li et al. 2021 (Ditto), point estimation"
 
@@ -137,8 +143,8 @@ EXPERIMENTS = (
         {"data": "fashion-mnist", **_DEEP},
         140_000,
         _board(printed=True),
-        "the board's column of the practical setting, of its best rounds; those of FedPer, FedRep, FedBABU, FedRoD, "
-        "LG-FedAvg and FML were not at hand",
+        "the published values are the board's for its practical setting, after its best rounds; the "
+        "published values of FedPer, FedRep, FedBABU, FedRoD, LG-FedAvg and FML were not available",
     ),
     _pfllib(
         "pfllib-mnist-linear",
@@ -209,7 +215,7 @@ EXPERIMENTS = (
         3,
         tuple(map(_ditto, (1.0, 10**-0.5, 0.1))),
         quick_cases=(1,),
-        note="the column paper has the closed form, not a published number; lambda* = sigma^2 / (n tau^2)",
+        note="the column paper contains the closed form, not a published number; lambda* = sigma^2 / (n tau^2)",
     ),
 )
 

@@ -12,10 +12,11 @@ from .declared import Contender, Experiment, Figure, Printed, Reaching, Students
 
 PAPER = "Divi et al. 2021"
 UNSTATED = (
-    "rate, batch, epochs and the other methods' hyper-parameters are not stated in the paper: here 10 steps of batch "
-    "20, jaxpfl's defaults, and a rate of the local models chosen by validation"
+    "the paper does not state the rates, the batch size, the epochs and the hyper-parameters of the other "
+    "methods: here, a round has 10 steps with batches of 20, validation chooses the rate of the local "
+    "models, and other settings have jaxpfl's defaults"
 )
-CHOICES = "the paper has each user's choices, from which the mean and ± are computed here"
+CHOICES = "the paper lists the choices of each user, from which we computed the mean and ±"
 _TEMPERATURES = (1, 5, 9, 13, 17, 21, 25)
 _IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -92,7 +93,7 @@ _CHOICES: Mapping[tuple[str, str], Mapping[str, tuple[float, ...]]] = {
 _SCORINGS = {"mnist": 20, "cifar10": 10}
 """Number of times that each method is scored. Each time, PersFL trains 29 students for every user and run, which takes
 minutes for CIFAR-10."""
-_COPIED = "the paper's column equals FedAvg's for all ten users, so it is probably a copy"
+_COPIED = "the paper's column equals the column of FedAvg for all ten users, so it is probably a copy"
 _LEAST = 100
 """Minimum number of rounds of each method in the tables that show how many rounds the methods need."""
 _MINUTES = {"mnist": 40, "cifar10": 240}
@@ -101,8 +102,8 @@ _MINUTES = {"mnist": 40, "cifar10": 240}
 def reached(data: str) -> str:
     """Return the criterion of Table 7 in words."""
     return (
-        f"the first of {_SCORINGS[data]} evaluations within one point of the run's best accuracy on validation "
-        "examples: the paper states no criterion; up to the paper's number of rounds, but at least 100"
+        f"this is the first of {_SCORINGS[data]} evaluations whose validation accuracy is within one point of the "
+        "run's best: the paper states no criterion; a run has the paper's number of rounds, but at least 100"
     )
 
 
@@ -211,8 +212,8 @@ def _tables(data: str) -> tuple[Experiment, ...]:
 
 
 GRID = (
-    "one seed instead of the paper's five; the paper states neither rate nor local work: here a rate of .1, which is "
-    "not searched, and 10 steps of batch 20"
+    "one seed instead of the paper's five; the paper states neither the rate nor the number of local steps: "
+    "here, the rate is .1 (not searched), and a round has 10 steps with batches of 20"
 )
 
 
@@ -250,6 +251,6 @@ EXPERIMENTS = (
         _grid(),
         Figure("temperature T", "test accuracy, %"),
         quick_cases=(6,),
-        note="mean over users: the paper shows each user's grid, without numbers in the text",
+        note="values are means over users: the paper shows a grid for each user, without numbers in the text",
     ),
 )

@@ -37,7 +37,7 @@ EXPERIMENTS = (
             "nine methods",
             minutes,
             (_board(data, title),),
-            note=f"ten rounds of the board's 2000, a smaller network; {others.NO_SUCH_COLUMN}",
+            note=f"this run has ten rounds instead of the board's 2000, and a smaller network; {others.NO_SUCH_COLUMN}",
         )
         for data, title, minutes in (("mnist", "MNIST", 100), ("cifar10", "CIFAR-10", 40))
     ),
@@ -47,6 +47,7 @@ EXPERIMENTS = (
         "100 clients, all join, one epoch of batch 128, Dirichlet .4 per class, 60 of 200 rounds of a perceptron",
         20,
         (_fedem(),),
-        note=f"60 rounds instead of the paper's 200, and a perceptron instead of its network; {others.EMNIST_SPLIT}",
+        note="this run has 60 rounds instead of the paper's 200, and a perceptron instead of the paper's network; "
+        f"{others.EMNIST_SPLIT}",
     ),
 )

@@ -26,16 +26,16 @@ def part(name: str, found: int) -> str:
     """Return the note on a data set that is not complete; empty if it is complete.
 
     Examples:
-      >>> part("mnist", 300)
-      'the data set mnist has 300 entries of 70000: not comparable with the paper, and other notes are about the whole'
-      >>> part("mnist", 70000)
+      >>> part("a9a", 300)
+      'the data set a9a has 300 entries of 32561: not comparable with the paper (other notes describe the complete set)'
+      >>> part("a9a", 32561)
       ''
     """
     whole = SIZES.get(name, found)
     if found == whole:
         return ""
     said = f"the data set {name} has {found} entries of {whole}"
-    return f"{said}: not comparable with the paper, and other notes are about the whole"
+    return f"{said}: not comparable with the paper (other notes describe the complete set)"
 
 
 def marked(rows: Iterable[Row], part: str, altered: str = "") -> list[Row]:
