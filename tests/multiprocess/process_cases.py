@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,11 @@ import toys
 from problem import outcome, ragged_federation, simulate
 
 from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation
+from jaxpfl.core.types import PersonExamples
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.state import RunState
-from jaxpfl.privacy import Mechanism
+from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.support import processes
 
 COHORTS: dict[str, int | float | None] = {
@@ -43,20 +45,15 @@ def method(name: str, cohort: int | float | None) -> dict[str, Any]:
         return outcome(simulation, 3, (1, 2))
 
 
-def trained() -> dict[str, Any]:
-    """A private fit with unseen clients, from Python."""
+def trained(method: str, privacy: Mechanism | PrivacyConfig) -> dict[str, Any]:
+    """A private fit from Python, in which each person has one or two examples."""
     with jax.enable_x64(True):
         clients = ragged_federation()
-        result = fit(
-            "adaped",
-            clients,
-            rounds=3,
-            cohort=4,
-            participation="poisson",
-            model="linear",
-            privacy=Mechanism(0.5, 0.3),
-            seeds=2,
-        )
+        persons = np.concatenate([100 * i + np.arange(size) // 2 for i, size in enumerate(clients.train.size)])
+        known = PersonExamples(*clients.train.examples, persons.astype(np.int32))
+        clients = clients._replace(train=replace(clients.train, examples=known))
+        more = {"participation": "poisson", "model": "linear", "privacy": privacy, "seeds": 2}
+        result = fit(method, clients, rounds=3, cohort=4, **more)
         models = result.simulation.personal_models(result.state)
         gradients = result.gradients
     return jax.tree.map(np.asarray, {"history": result.history, "scores": result.scores, "models": models}) | {
@@ -149,7 +146,8 @@ def forbid(x: np.ndarray, start: np.ndarray, size: np.ndarray) -> None:
 METHODS = {name: partial(method, name, cohort) for name, cohort in COHORTS.items()}
 CASES: dict[str, Callable[[], Any]] = {
     **METHODS,
-    "trained": trained,
+    "trained": partial(trained, "adaped", Mechanism(0.5, 0.3)),
+    "persons": partial(trained, "ditto", PrivacyConfig(unit="example", noise_multiplier=0.3, delta=1e-3)),
     "stored": stored,
     "shares": shares,
     "refused": refused,

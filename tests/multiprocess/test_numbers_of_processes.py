@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
 """Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
-SAME = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained")
+SAME = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained", "persons")
 OF_TWO = (*SAME, "shares", "refused")
 """Cases of two processes of one device; `adaped` has two devices in each, and also its idle rounds. The last two are
 the rows of each process, and what is refused."""
