@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MOST_BYTES = 300_000
+
+FRESH = """
+%reset -f
+import jax
+from jaxpfl.engine import execution_plan
+
+jax.config.update("jax_enable_x64", False)
+execution_plan._MOST_DEVICES = 1
+"""
+"""First cell of every notebook, which finds none of the names and settings of the one before."""
 
 each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
@@ -24,27 +35,30 @@ def parameters(found: list[Any]) -> int:
     return place
 
 
-# A kernel of its own for each.
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """Kernel that all notebooks share, with what it has imported and compiled."""
+    from jupyter_client.manager import KernelManager
+
+    yield (manager := KernelManager())
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.slow
 @each
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+def test_notebook_runs(path: Path, kernel: Any, tmp_path: Path):
     import nbclient
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
     place = parameters(notebook.cells)
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(notebook.cells[place].metadata["quick"]))
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of a reduced run
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(FRESH))
     # In the folder of the checkout, a kernel would import jaxpfl from there instead of the installed package.
-    resources = {"metadata": {"path": str(tmp_path)}}
     # No limit on a cell: a busy machine takes as long as it takes.
-    client = nbclient.NotebookClient(
-        notebook, timeout=None, startup_timeout=600, kernel_name="python3", resources=resources
-    )
-    client.execute()
-    assert any(cell.get("outputs") for cell in notebook.cells)
+    nbclient.NotebookClient(notebook, km=kernel, timeout=None, startup_timeout=600).execute(cwd=str(tmp_path))
+    assert any(cell.get("outputs") for cell in notebook.cells[1:])
 
 
 @each
