@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, full_precision
 from jaxpfl.core.randomness import named, numbered
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import base as histogram
@@ -26,7 +27,7 @@ from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Truth, Users, floored
 from jaxpfl.estimators.histograms.clusters import Direction
-from jaxpfl.estimators.histograms.tuning import Personal, finetuned, fixed, local, loss, losses, size_weight, toward
+from jaxpfl.estimators.histograms.tuning import Personal, finetuned, fixed, loss, losses, size_weight, toward
 from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, within
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
@@ -202,12 +203,16 @@ class Group(NamedTuple):
     truth: Truth
 
 
+Groups: TypeAlias = tuple[Group, Group, Group]
+"""Clients, validation users and unseen users."""
+
+
 class Prepared(NamedTuple):
     """Users of a study, divided into groups.
 
     Attributes:
       clients: users whose counts the methods use.
-      validation: users on which the amount of fine-tuning is tuned (`rows_of`).
+      validation: users on which the amount of fine-tuning is tuned (`score_centers`).
       unseen: users held out from training, so that no cluster center depends on them; scored separately.
       vocabulary: the tokens, [d].
       names: the clients' names, [clients].
@@ -336,74 +341,6 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
     return histogram_clusters.token_mask(found, given.tokens, threshold)
 
 
-def rows_of(
-    centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
-) -> dict[str, tuple[Personal, Array]]:
-    """Table rows for each method's centers: the personalization, and its lambda or alpha (NaN if it has neither).
-
-    Each row's lambda or alpha is tuned only on the validation users, unless the settings give lambda.
-    """
-    s, rows = given.floor, {}
-    none = jnp.asarray(jnp.nan)
-
-    def lam(point: Personal) -> tuple[Personal, Array]:
-        best = given.lam
-        if best is None:
-            best = histogram_tuning.tuned(*data.validation, jnp.array(LAMBDAS), point, fixed, s)[0]
-        return toward(point, fixed(best), s), jnp.asarray(best)
-
-    for name, at in centers.items():
-        rows[name] = finetuned(at, fixed(1.0), s), none
-        nearest = histogram_tuning.nearest_center(at)
-        rows[f"{name} + FT"] = lam(nearest)
-        if name in BLENDED:
-            rows[f"{name}, blended + FT"] = lam(histogram_tuning.between(at))
-        if name in BY_SIZE:
-            alpha = histogram_tuning.tuned(*data.validation, jnp.array(ALPHAS), nearest, size_weight, s)[0]
-            rows[f"{name} + FT by m_u"] = toward(nearest, size_weight(alpha), s), alpha
-    return rows
-
-
-def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
-    """All non-private rows except `reference_rows`.
-
-    Args:
-      key: random key of the initial centers.
-      data: the users.
-      given: the settings.
-    """
-    centers = {name: exact_centers(name, key, data.clients.users, given) for name in METHODS}
-    return {"Local": (local(given.floor), jnp.asarray(jnp.nan))} | rows_of(centers, data, given)
-
-
-def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
-    """Reference rows: Dirichlet models around Algorithm 2's centers [k, d], and the validation users' mean.
-
-    The Dirichlet models are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for
-    synthetic users the true population, whose Bayes estimate is optimal. The last row fine-tunes the validation users'
-    mean. Because this mean uses no client's data, it costs the clients no privacy, and is the baseline for FedAvg with
-    large noise.
-    """
-    s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
-    start = histogram_dirichlet.around(centers, 100.0)
-    hard = histogram_dirichlet.em(users, start, given.em_steps, hard=centers).mixture
-    mixture = histogram_dirichlet.em(users, start, given.em_steps).mixture
-    public = floored(histogram.mean(data.validation.users), s)[None]
-    rows = {
-        f"{PUBLIC} + FT": rows_of({PUBLIC: public}, data, given)[f"{PUBLIC} + FT"],
-        "Algorithm 2, a Dirichlet each": (histogram_dirichlet.empirical_bayes(hard, centers, s), none),
-        "Dirichlet mixture by EM": (histogram_dirichlet.posterior(mixture, s), none),
-    }
-    if data.population is None:
-        return rows
-    shares, known = (
-        jnp.asarray(part, jnp.float32)
-        for part in (data.population.shares, data.population.alpha * data.population.centers)
-    )
-    bayes = histogram_dirichlet.posterior(histogram_dirichlet.Mixture(shares, known), s)
-    return rows | {"Bayes, population known": (bayes, none)}
-
-
 class Scored(NamedTuple):
     """Scores of a row: mean loss, mean loss of unseen users, lambda or alpha, and each user's loss [blocks, c]."""
 
@@ -413,14 +350,76 @@ class Scored(NamedTuple):
     users: Array
 
 
-def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, Scored]:
-    """Score every row; unseen users are assigned to centers and fine-tuned with their own counts only."""
+def score(personal: Personal, groups: Groups, chosen: Scalar = jnp.nan) -> Scored:
+    """Score a row; unseen users are assigned to centers and fine-tuned with their own counts only."""
+    clients, _, unseen = groups
+    own = losses(*clients, personal)
+    mean = own.sum() / jnp.maximum(clients.users.number, 1)
+    return Scored(mean, loss(*unseen, personal), jnp.asarray(chosen), own)
+
+
+def score_centers(
+    centers: Array, groups: Groups, tuning: Literal["none", "lambda", "blend", "size"], floor: float, lam: float | None
+) -> Scored:
+    """Score the row of a method's centers [k, d]: the nearest center, or a blend of all, with fine-tuning or without.
+
+    Lambda or alpha (by "size") is tuned only on the validation users, unless ``lam`` is given.
+    """
+    if tuning == "none":
+        return score(finetuned(centers, fixed(1.0), floor), groups)
+    point = (histogram_tuning.between if tuning == "blend" else histogram_tuning.nearest_center)(centers)
+    weight, values = (size_weight, ALPHAS) if tuning == "size" else (fixed, LAMBDAS)
+    best: Any = lam
+    if lam is None or tuning == "size":
+        best = histogram_tuning.tuned(*groups[1], jnp.array(values), point, weight, floor)[0]
+    return score(toward(point, weight(best), floor), groups, best)
+
+
+@partial(full_precision.jit, static_argnums=(2, 3, 4))
+def _score_runs(centers: Array, groups: Groups, *how: Any) -> Scored:
+    return jax.vmap(lambda at: score_centers(at, groups, *how))(centers)
+
+
+def score_methods(centers: Mapping[str, Array], groups: Groups, given: HistogramSettings) -> dict[str, Scored]:
+    """Score all rows of each method's centers, [runs, k, d]. Rows of the same kind share a compiled program."""
     found = {}
-    for name, (personal, chosen) in rows.items():
-        own = losses(*data.clients, personal)
-        mean = own.sum() / jnp.maximum(data.clients.users.number, 1)
-        found[name] = Scored(mean, loss(*data.unseen, personal), chosen, own)
+    for name, at in centers.items():
+        rows = {name: "none", f"{name} + FT": "lambda"}
+        if name in BLENDED:
+            rows[f"{name}, blended + FT"] = "blend"
+        if name in BY_SIZE:
+            rows[f"{name} + FT by m_u"] = "size"
+        found |= {row: _score_runs(at, groups, tuning, given.floor, given.lam) for row, tuning in rows.items()}
     return found
+
+
+def score_references(
+    centers: Array, groups: Groups, population: DirichletMixture | None, given: HistogramSettings
+) -> dict[str, Scored]:
+    """Scores of Dirichlet models around Algorithm 2's centers [k, d], and of the validation users' mean.
+
+    The Dirichlet models are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for
+    synthetic users the true population, whose Bayes estimate is optimal. The last row fine-tunes the validation users'
+    mean. Because this mean uses no client's data, it costs the clients no privacy, and is the baseline for FedAvg with
+    large noise.
+    """
+    s, users = given.floor, groups[0].users
+    start = histogram_dirichlet.around(centers, 100.0)
+    hard = histogram_dirichlet.em(users, start, given.em_steps, hard=centers).mixture
+    mixture = histogram_dirichlet.em(users, start, given.em_steps).mixture
+    public = floored(histogram.mean(groups[1].users), s)[None]
+    rows = {
+        f"{PUBLIC} + FT": score_centers(public, groups, "lambda", s, given.lam),
+        "Algorithm 2, a Dirichlet each": score(histogram_dirichlet.empirical_bayes(hard, centers, s), groups),
+        "Dirichlet mixture by EM": score(histogram_dirichlet.posterior(mixture, s), groups),
+    }
+    if population is None:
+        return rows
+    shares, known = (
+        jnp.asarray(part, jnp.float32) for part in (population.shares, population.alpha * population.centers)
+    )
+    bayes = histogram_dirichlet.posterior(histogram_dirichlet.Mixture(shares, known), s)
+    return rows | {"Bayes, population known": score(bayes, groups)}
 
 
 class Choice(NamedTuple):

@@ -31,10 +31,12 @@ from .methods import (
     CLUSTERING,
     EXACT,
     EXPORTED,
+    METHODS,
     ORDER,
     PRINTED,
     Choice,
     Group,
+    Groups,
     HistogramSettings,
     Made,
     Noise,
@@ -43,16 +45,15 @@ from .methods import (
     all_private_centers,
     divided,
     exact_centers,
-    exact_rows,
     exported,
     follow,
     method_choices,
     noise_of,
     prepare,
     read,
-    reference_rows,
-    rows_of,
     score,
+    score_methods,
+    score_references,
 )
 from .simulated_users import DirichletMixture
 from .token_counts import TokenCounts
@@ -60,28 +61,25 @@ from .token_counts import TokenCounts
 
 def _exact(given: HistogramSettings, population: Any) -> Any:
     @full_precision.jit
-    def run(keys: Key, clients: Group, validation: Group, unseen: Group) -> tuple[dict[str, Scored], Array]:
-        data = Prepared(clients, validation, unseen, np.array([]), np.array([]), population)
-        scored = jax.vmap(lambda key: score(exact_rows(key, data, given), data))(keys)
-        name = CLUSTERING[True]
-        centers = exact_centers(name, keys[0], clients.users, given)
-        once = score(reference_rows(centers, data, given), data)
-        return scored | jax.tree.map(lambda a: a[None], once), centers
+    def run(keys: Key, groups: Groups) -> tuple[dict[str, Array], dict[str, Scored]]:
+        users = groups[0].users
+        centers = jax.vmap(lambda key: {name: exact_centers(name, key, users, given) for name in METHODS})(keys)
+        once = score_references(centers[CLUSTERING[True]][0], groups, population, given)
+        local = score(histogram_tuning.local(given.floor), groups)
+        rows = {"Local": (local, len(keys))} | {name: (row, 1) for name, row in once.items()}
+        repeated = {
+            name: jax.tree.map(lambda a, times=times: jnp.broadcast_to(a, (times, *a.shape)), row)
+            for name, (row, times) in rows.items()
+        }
+        return centers, repeated
 
     return run
 
 
 def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
     @full_precision.jit
-    def run(keys: Key, noise: Noise, clients: Group, validation: Group, unseen: Group) -> Any:
-        data = Prepared(clients, validation, unseen, np.array([]), np.array([]))
-
-        def one(key: Key) -> tuple[dict[str, Scored], Array]:
-            centers = all_private_centers(key, clients.users, noise, choices, given)
-            return score(rows_of(centers, data, given), data), centers[CLUSTERING[False]]
-
-        scored, centers = jax.vmap(one)(keys)
-        return scored, centers[0]
+    def run(keys: Key, noise: Noise, users: histogram.Users) -> dict[str, Array]:
+        return jax.vmap(lambda key: all_private_centers(key, users, noise, choices, given))(keys)
 
     return run
 
@@ -131,14 +129,15 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
         jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
     )
     names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
-    scored, centers = _exact(given, data.population)(keys, *groups)
-    columns: dict[str, dict[str, Scored]] = {EXACT: scored}
-    arrays = {EXACT: np.asarray(centers)}
+    centers, scored = _exact(given, data.population)(keys, groups)
+    columns = {EXACT: scored | score_methods(centers, groups, given)}
+    arrays = {EXACT: np.asarray(centers[CLUSTERING[True]][0])}
     choices = method_choices(given)
     private = _private(given, choices)
     for column, noise in zip(names, noises, strict=True):
-        columns[column], centers = private(private_keys, jax.tree.map(jnp.float32, noise), *groups)
-        arrays[column] = np.asarray(centers)
+        centers = private(private_keys, jax.tree.map(jnp.float32, noise), data.clients.users)
+        columns[column] = score_methods(centers, groups, given)
+        arrays[column] = np.asarray(centers[CLUSTERING[False]][0])
     columns = {column: {name: part[name] for name in ORDER if name in part} for column, part in columns.items()}
     rows = {
         column: {name: _row(row, part[BASELINE], data) for name, row in part.items()}
