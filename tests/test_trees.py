@@ -87,7 +87,7 @@ def test_a_tree_that_is_one_leaf_has_an_empty_path():
 
 def test_leaves_that_are_kept_apart_are_not_concatenated():
     tree = {"a": jnp.ones((2, 3)), "b": jnp.array([1.0, jnp.inf])}
-    with trees.leaves_apart():
+    with trees.leaves_apart(True):
         packed = trees.pack(tree)
         assert [v.shape for v in packed.vectors] == [(2, 3), (2,)]
         assert not trees.all_finite(tree)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,31 +25,15 @@ def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
-_APART: ContextVar[bool] = ContextVar("apart", default=False)
-
-
-@contextmanager
-def leaves_apart(apart: bool = True) -> Iterator[None]:
-    """Trace the body of the ``with`` statement without concatenating leaves.
-
-    Concatenation would copy sharded leaves in full to every device.
-    """
-    token = _APART.set(apart)
-    try:
-        yield
-    finally:
-        _APART.reset(token)
-
-
-def are_apart() -> bool:
-    """True within `leaves_apart`."""
-    return _APART.get()
+leaves_apart = jax.make_user_context(False)
+"""Context in which programs are traced without concatenating leaves. Concatenation would copy sharded leaves in full to
+every device."""
 
 
 def all_finite(tree: PyTree) -> Array:
     """True if every floating-point entry of the tree is finite, [] bool."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    if leaves and _APART.get():
+    if leaves and leaves_apart.value:
         return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()
     return jnp.isfinite(jnp.concatenate([x.reshape(-1) for x in leaves])).all() if leaves else jnp.array(True)
 
@@ -83,10 +65,15 @@ class Packed:
         return jax.tree.unflatten(self.structure, leaves)
 
 
+def unpack(tree: PyTree) -> PyTree:
+    """The original tree, if the tree was packed; otherwise the tree itself."""
+    return tree.unpack() if isinstance(tree, Packed) else tree
+
+
 def pack(tree: PyTree) -> Packed:
     """Concatenate all leaves of each dtype into one vector."""
     leaves, structure = jax.tree.flatten(tree)
-    if _APART.get():
+    if leaves_apart.value:
         return Packed(tuple(leaves), structure, None)
     groups: dict[Any, list[Array]] = {}
     for leaf in leaves:

@@ -336,7 +336,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
 
     def network() -> Array:
         shifts, salts = _rounds(key, size)
-        return lax.fori_loop(0, ROUNDS, lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
+        return _all_rounds(lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
 
     # Under ``vmap`` this also runs for long orders, whose positions exceed the table; the result is then not used.
     return _either(lambda: _sorted(key, size, sizes.short).at[place].get(mode="clip"), network, size, sizes)
@@ -363,7 +363,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
             )
             return _swap_or_not(x, shift, salt, size)
 
-        return lax.fori_loop(0, ROUNDS, step, place)
+        return _all_rounds(step, place)
 
     def short() -> Array:
         table = jax.vmap(lambda key: _sorted(key, size, sizes.short))(keys)
@@ -398,6 +398,12 @@ def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
     for low in (0, 8, 16, 24):
         shift = (((hashed >> low) & 255) * size.astype(jnp.uint32) + shift) >> 8
     return shift.astype(jnp.int32), _mixed(words[1] ^ hashed)
+
+
+def _all_rounds(step: Callable[[Array, Array], Array], place: Array) -> Array:
+    """Run the network. On an accelerator, eight rounds are one operation; on a CPU, that would be slower."""
+    loop = partial(lax.fori_loop, 0, ROUNDS, step)
+    return lax.platform_dependent(place, cpu=loop, default=partial(loop, unroll=8))
 
 
 def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:

@@ -338,7 +338,7 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)
-    if exact is None or trees.are_apart():
+    if exact is None or trees.leaves_apart.value:
         return jax.lax.psum(tree, axis)
 
     def sent(leaf: Array) -> Array:

@@ -32,6 +32,7 @@ _QUICK = MappingProxyType({"xla_gpu_enable_triton_gemm": False})  # XLA neither 
 # saves 20 s of compilation, but a step of the papers' CNN (174 KiB) takes 0.2 us (FedAvg) to 0.45 us (AdaPeD) longer.
 # The saving is used up after 1e8 steps of FedAvg or 4e7 steps of AdaPeD.
 _QUICK_WORK = 8e12
+_LAUNCHES = 16 * 2**20  # bytes of a block's parameters up to which a GPU waits for launches, not for memory
 
 
 def _choice(*names: str, count: bool = False) -> Kind:
@@ -153,6 +154,12 @@ class Resolved(NamedTuple):
         """Options of `jax.jit` that tune the compiler; empty for XLA's own choices."""
         quick = self.tuning is not None and self.tuning[0] == "quick"
         return {"compiler_options": dict(_QUICK)} if quick else {}
+
+    @property
+    def one_vector(self) -> bool:
+        """Whether plain SGD stores a client's parameters as one vector: a small run on a GPU waits for launches."""
+        quick = bool(self.compiler_options)
+        return quick and self.block * self.share_bytes <= _LAUNCHES and self.model_shards == 1
 
     @property
     def all_devices(self) -> int:

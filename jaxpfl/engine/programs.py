@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpfl.algorithms.parts import linear_kernel
+from jaxpfl.algorithms.parts import linear_kernel, local_work
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
+from jaxpfl.core.types import Device
 from jaxpfl.engine import compiled
 from jaxpfl.engine.evaluate import adapt_all, cluster_all, personalize_all, score_all
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
@@ -101,7 +103,8 @@ class Programs:
         while True:
             options = self.execution.compiler_options | self.options(name, arguments)
             try:
-                program = compiled.compiled(self.function(name, block), arguments, **options)
+                with _draws_as_calls() if name == "start" and _is_one_gpu(devices) else nullcontext():
+                    program = compiled.compiled(self.function(name, block), arguments, **options)
             except Exception as error:
                 if self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
                     raise
@@ -179,7 +182,7 @@ class Programs:
             one = partial(score_all, algorithm, of.task, plan)
         chosen = self._plan_of(name)
         runs = partial(over_runs, one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
-        more = {"apart": of.placement.model is not None, "linear": self._linear(name)}
+        more = {"apart": of.placement.model is not None, "linear": self._linear(name), "one_vector": chosen.one_vector}
         return traced_as(runs, chosen.form, chosen.matmul, **more)
 
     def _plan_of(self, name: Name) -> Resolved:
@@ -203,6 +206,7 @@ def traced_as(
     *,
     apart: bool = False,
     linear: linear_kernel.Form | None = None,
+    one_vector: bool = False,
 ) -> Callable[..., Any]:
     """Wrap a function so that it is traced with a given form of convolutions and precision of matrix products.
 
@@ -212,11 +216,12 @@ def traced_as(
       matmul: precision of matrix products (`Resolved.matmul`).
       apart: whether leaves are sharded over several devices, in which case they are never concatenated.
       linear: form of a linear model's local SGD (`Resolved.linear`).
+      one_vector: whether plain SGD stores a client's parameters as one vector (`Resolved.one_vector`).
 
     Returns:
       The wrapped function, or the function itself if no option is given.
     """
-    if form is matmul is linear is None and not apart:
+    if form is matmul is linear is None and not (apart or one_vector):
         return function
 
     def traced(*given: Any) -> Any:
@@ -227,11 +232,40 @@ def traced_as(
                 stack.enter_context(jax.default_matmul_precision(matmul))
             if linear is not None:
                 stack.enter_context(linear_kernel.form(linear))
+            if one_vector:
+                stack.enter_context(local_work.one_vector(True))
             if apart:
-                stack.enter_context(trees.leaves_apart())
+                stack.enter_context(trees.leaves_apart(True))
             return function(*given)
 
     return traced
+
+
+_CALLS = "jax_threefry_gpu_kernel_lowering"
+_calls_lock = threading.Lock()
+
+
+@contextmanager
+def _draws_as_calls() -> Iterator[None]:
+    """Within the ``with`` block, compile each random draw on a GPU as a call of a kernel that JAX contains.
+
+    Otherwise every draw becomes a kernel of its own with hundreds of operations: initial states of the papers' CNN then
+    take five times as long to compile. The drawn numbers are the same. XLA cannot distribute such a call over devices.
+    """
+    config: Any = jax.config
+    with _calls_lock:
+        before = getattr(config, _CALLS, True)  # a later JAX may lack the setting
+        if not before:
+            config.update(_CALLS, True)
+        try:
+            yield
+        finally:
+            if not before:
+                config.update(_CALLS, False)
+
+
+def _is_one_gpu(devices: Sequence[Device]) -> bool:
+    return [device.platform for device in devices] == ["gpu"]
 
 
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:

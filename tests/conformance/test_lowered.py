@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
+from jaxpfl.engine import compiled
 from jaxpfl.engine.advice import unused
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
@@ -81,6 +83,25 @@ def test_a_device_makes_no_copy_of_whole_clients_data(skewed, name):
     # Batches, and passes over all of a client's examples a chunk at a time.
     rows = len(SIZES) * max(BATCH, 8) if name in EVERYBODY else COHORT * max(BATCH, 8, 4 * skewed.train.chunk)
     assert max(largest.values()) <= rows < max(SIZES)
+
+
+def test_one_gpu_draws_initial_states_by_calls_of_a_kernel(skewed, monkeypatch):
+    texts = []
+
+    def lower(function, arguments, **_):
+        texts.append(jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiled, "compiled", lower)
+    for platforms, called in ((["gpu"], True), (["gpu", "gpu"], False), (["cpu"], False)):
+        simulation = simulate("fedavg", skewed)
+        devices = tuple(SimpleNamespace(platform=platform) for platform in platforms)
+        of = simulation._programs._of
+        simulation._programs._of = of._replace(placement=of.placement._replace(devices=devices))
+        with pytest.raises(KeyboardInterrupt):
+            simulation.init([0])
+        assert ("threefry2x32_ffi" in texts.pop()) is called
+        assert not jax.config.jax_threefry_gpu_kernel_lowering  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_program_is_traced_under_the_plan_and_precision_of_the_platform(skewed):

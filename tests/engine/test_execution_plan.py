@@ -81,6 +81,16 @@ def test_the_products_of_a_gpu_are_tuned_for_the_runs_length(tuning, platform, c
     assert bool(resolved.compiler_options) == (choice == "quick")
 
 
+def test_only_a_small_run_on_a_gpu_has_its_parameters_in_one_vector():
+    for platform, cohort, steps, expected in (
+        *(("cuda", 5, 5e3, True), ("cuda", 1000, 5e3, False), ("cuda", 5, 1e9, False)),
+        *(("tpu", 5, 5e3, False), ("cpu", 5, 5e3, False)),
+    ):
+        given: dict = {**PREDICTED, "cohort": cohort, "num_clients": 1000}
+        resolved = resolve(ExecutionPlan(), **given, platform=platform, client_steps=steps)
+        assert resolved.one_vector is expected
+
+
 def test_a_cpu_gets_no_option_of_the_compiler():
     for tuning in ("auto", "quick", "full"):
         resolved = resolve(ExecutionPlan(tuning=tuning), **PREDICTED, platform="cpu", client_steps=5e3)

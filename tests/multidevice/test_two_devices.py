@@ -232,6 +232,6 @@ def test_leaves_in_parts_and_whole_numbers_alone_are_not_joined():
     np.testing.assert_array_equal(
         summed(all_summed, counts)[0]["counts"], LARGE.sum(axis=0, keepdims=True, dtype=np.int32)
     )
-    with trees.leaves_apart():
+    with trees.leaves_apart(True):
         found, _ = summed(all_summed, counts | {"upload": jnp.ones((2, 3))})
     np.testing.assert_array_equal(found["upload"], 2 * np.ones((1, 3)))

@@ -196,6 +196,10 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
     )
 
 
+one_vector = jax.make_user_context(False)
+"""Context in which plain SGD is traced so that it stores a model's parameters as one vector between steps. A step then
+updates them by one operation instead of one for each leaf."""
+
 Step = Callable[..., tuple[PyTree, Metrics]]
 """One local step, ``(key, carry, batch) -> (carry, metrics)``; a step on several batches takes each as an argument."""
 
@@ -387,12 +391,15 @@ def train(
     statistics, plain = task.statistics, loss_gradient(task)
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+        params = trees.unpack(at.params)
         if statistics is None:
-            moved, (value, gradient) = None, plain(at.params, key, batch)
+            moved, (value, gradient) = None, plain(params, key, batch)
         else:
             (value, moved), gradient = observed_gradient(task, statistics)(at.params, key, batch)
         if uploaded:
             gradient = work.released(key, gradient)
+        if isinstance(at.params, trees.Packed):
+            gradient = trees.pack(gradient)
         if anchor is not None:
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
         if statistics is None:
@@ -429,10 +436,13 @@ def sgd(
     if fused is not None:
         return fused
     optimizer = work.descent(rate, weight_decay)
+    # Plain SGD changes each entry alone, so the numbers of a packed model are the same.
+    if one_vector.value and work.optimizer == "sgd" and work.clip is None and task.statistics is None:
+        params, anchor = trees.pack(params), None if anchor is None else trees.pack(anchor)
     start = Descent.start(optimizer, params)
     more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
     end, metrics = train(work, task, key, ctx, data, optimizer, start, **more)
-    return end.params, metrics
+    return trees.unpack(end.params), metrics
 
 
 def fine_tuning(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:
