@@ -157,7 +157,7 @@ class Resolved(NamedTuple):
 
     @property
     def one_vector(self) -> bool:
-        """Whether plain SGD stores a client's parameters as one vector: a small run on a GPU waits for launches."""
+        """True if plain SGD stores a client's parameters as one vector: a small run on a GPU waits for launches."""
         quick = bool(self.compiler_options)
         return quick and self.block * self.share_bytes <= _LAUNCHES and self.model_shards == 1
 
