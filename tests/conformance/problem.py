@@ -79,15 +79,16 @@ def simulate(
 
 
 @functools.cache
-def reference(name: str, cohort: int | float | None = 4, seeds: tuple[int, ...] = (1, 2)) -> dict:
-    """Three rounds of a case, by default of two seeds, in float64, one client, one run after another on one device.
+def reference(name: str, cohort: int | float | None = 4) -> dict:
+    """Three rounds of two seeds of a case in float64, one client, one run after another on one device.
 
     The numbers that every other way of execution must give, made once for all tests of a process that compare.
     """
     with jax.enable_x64(True):
         plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8)
-        simulation = simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64)
-        return outcome(simulation, 3, seeds)
+        return outcome(
+            simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2)
+        )
 
 
 def streamed(name: str) -> Simulation:
