@@ -158,8 +158,8 @@ class Resolved(NamedTuple):
     @property
     def one_vector(self) -> bool:
         """True if plain SGD stores a client's parameters as one vector: a small run on a GPU waits for launches."""
-        quick = bool(self.compiler_options)
-        return quick and self.block * self.share_bytes <= _LAUNCHES and self.model_shards == 1
+        small = self.block * self.share_bytes <= _LAUNCHES
+        return small and self.model_shards == 1 and bool(self.compiler_options)
 
     @property
     def all_devices(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,6 @@ from jaxpfl.algorithms.parts import linear_kernel, local_work
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
-from jaxpfl.core.types import Device
 from jaxpfl.engine import compiled
 from jaxpfl.engine.evaluate import adapt_all, cluster_all, personalize_all, score_all
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
@@ -100,10 +99,11 @@ class Programs:
             return self.made[name, runs]
         devices, block = self._of.placement.devices, self._plan_of(name).block
         least = 1 if name == "start" or self._of.plan.clients == "auto" else block
+        one_gpu = [device.platform for device in devices] == ["gpu"]
         while True:
             options = self.execution.compiler_options | self.options(name, arguments)
             try:
-                with _draws_as_calls() if name == "start" and _is_one_gpu(devices) else nullcontext():
+                with _draws_as_calls() if name == "start" and one_gpu else nullcontext():
                     program = compiled.compiled(self.function(name, block), arguments, **options)
             except Exception as error:
                 if self._linear(name) != "kernel" or self._of.plan.linear != "auto" or is_exhausted(error):
@@ -262,10 +262,6 @@ def _draws_as_calls() -> Iterator[None]:
         finally:
             if not before:
                 config.update(_CALLS, False)
-
-
-def _is_one_gpu(devices: Sequence[Device]) -> bool:
-    return [device.platform for device in devices] == ["gpu"]
 
 
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:

@@ -38,7 +38,7 @@ def test_exponential_is_minus_the_logarithm_of_64_bits(monkeypatch, low):
     np.testing.assert_allclose(got, want, rtol=4e-7)
 
 
-def testbits_of_zero_are_drawn_again_without_end(monkeypatch):
+def test_bits_of_zero_are_drawn_again_without_end(monkeypatch):
     """Three zero words and then 5: U is (5 2^32 + low) 2^-160, beyond the reach of any fixed number of words."""
     with monkeypatch.context() as patch, jax.disable_jit():  # a loop that is traced once would see one word only
         with_words(patch, np.zeros(1), np.full(1, 9), np.zeros(1), np.zeros(1), np.full(1, 5))

@@ -113,7 +113,7 @@ def local_sgd(
     Both forms support plain SGD on tasks that satisfy `is_linear`, without clipping, noise in steps or augmentation.
     ``coefficients`` are the rate, the weight decay and ``prox``; the other arguments are as in `local_work.sgd`.
     """
-    changed = work.optimizer != "sgd" or work.clip is not None or work.keeps_optimizer or work.augment is not None
+    changed = not work.is_plain_sgd or work.keeps_optimizer or work.augment is not None
     private = isinstance(data, GuardedData) or (uploaded and work.step_noise is not None)
     if _form.value == "plain" or not is_linear(task) or changed or private:
         return None

@@ -103,6 +103,11 @@ class LocalWork:
         """Each client's number of steps, computed from its examples; None if all clients take ``steps`` steps."""
         return None if self.epochs is None else LocalEpochs(self.epochs, self.batch_size)
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """True if a local step is a step of SGD without momentum or clipping, which changes each parameter alone."""
+        return self.optimizer == "sgd" and self.clip is None
+
     def replace_epochs(self, epochs: int) -> LocalWork:
         """Return the same local work with ``epochs`` passes over each client's own examples."""
         steps = int(LocalEpochs(epochs, self.batch_size).on_host(self.sizes).max(initial=1))
@@ -395,7 +400,7 @@ def train(
         if statistics is None:
             moved, (value, gradient) = None, plain(params, key, batch)
         else:
-            (value, moved), gradient = observed_gradient(task, statistics)(at.params, key, batch)
+            (value, moved), gradient = observed_gradient(task, statistics)(params, key, batch)
         if uploaded:
             gradient = work.released(key, gradient)
         if isinstance(at.params, trees.Packed):
@@ -436,8 +441,7 @@ def sgd(
     if fused is not None:
         return fused
     optimizer = work.descent(rate, weight_decay)
-    # Plain SGD changes each entry alone, so the numbers of a packed model are the same.
-    if one_vector.value and work.optimizer == "sgd" and work.clip is None and task.statistics is None:
+    if one_vector.value and work.is_plain_sgd and task.statistics is None:
         params, anchor = trees.pack(params), None if anchor is None else trees.pack(anchor)
     start = Descent.start(optimizer, params)
     more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
