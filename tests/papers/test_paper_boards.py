@@ -45,7 +45,7 @@ def test_three_rows_of_one_run(tmp_path):
     assert best.ours == pytest.approx(curve.max(axis=0).mean())
     assert equal.ours == pytest.approx(curve[1].mean())
     assert (best.printed, last.printed, equal.printed) == (50.0, None, None)
-    assert "chosen on test" in best.note
+    assert "chosen by its test score" in best.note
     assert "chosen on test" not in last.note
     assert run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True)).rows == (last, best, equal)
 
