@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -95,12 +96,16 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
     Raises:
       JaxpflError: if the program does not fit in memory; raised before anything is drawn.
     """
-    side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
+    most = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
+    batches = math.ceil(repetitions / most)
+    side_by_side = math.ceil(repetitions / batches)
 
     @full_precision.jit
     def run(key: Key) -> PyTree:
-        keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
-        return jax.lax.map(study, keys, batch_size=side_by_side)
+        # A last batch of another size would compile the study twice, so it is filled and its excess dropped.
+        keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(batches * side_by_side))
+        results = jax.lax.map(study, keys, batch_size=side_by_side)
+        return jax.tree.map(lambda leaf: leaf[:repetitions], results)
 
     host_memory.check(  # lower bound, checked before the slow compilation of a large program
         4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
