@@ -45,6 +45,7 @@ NAMES = (
     "silos",
     "adapters",
     "lowered",
+    "kernels",
     "cost",
     "gpu",
 )

@@ -13,6 +13,7 @@ import jax
 import pytest
 from benchmark_modules import benchmark_module
 
+from jaxpfl.benchmarks import kernels
 from jaxpfl.benchmarks import record as records
 from jaxpfl.benchmarks.__main__ import NAMES, main
 
@@ -20,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 
 
-def python(*args: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, env=environment())
+def python(*args: str, status: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, *args], cwd=cwd, capture_output=True, text=True, env=environment())
     assert done.returncode == status, done.stderr
     return done
 
@@ -118,22 +119,10 @@ def test_json_without_a_file_is_alone_on_standard_output(capsys, tmp_path: Path)
 
 @pytest.mark.slow
 def test_each_file_runs_as_a_script_from_anywhere(tmp_path: Path):
-    code = (
-        "import os, runpy, sys\n"
-        "sys.path[0] = os.path.dirname(sys.argv[1])\n"
-        "for path in sys.argv[1:]:\n"
-        "    sys.argv = [path, '--help']\n"
-        "    try:\n"
-        "        runpy.run_path(path, run_name='__main__')\n"
-        "    except SystemExit as stop:\n"
-        "        assert not stop.code, path\n"
-    )
-    files = [str(FOLDER / f"{name}.py") for name in NAMES]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *files], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    for option in ("--json", "--repetitions", "--data-dir", "--quick"):
-        assert done.stdout.count(f"{option} ") >= len(NAMES)
+    for name in NAMES:
+        said = python(str(FOLDER / f"{name}.py"), "--help", cwd=tmp_path).stdout
+        for option in ("--json", "--repetitions", "--data-dir", "--quick"):
+            assert f"{option} " in said
 
 
 @pytest.mark.slow
@@ -355,3 +344,40 @@ def test_lowered(record):
         assert [one["flops"] for one in row["products"]] == sorted(
             (one["flops"] for one in row["products"]), reverse=True
         )
+
+
+COMPILED = """
+%step (at: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %once = (f32[4]{0}, /*index=1*/s32[]) fusion(%x), kind=kLoop, calls=%fused
+  ROOT %again = f32[4]{0} fusion(%once), kind=kLoop, calls=%fused
+}
+%more (at: f32[4]) -> pred[] {
+  ROOT %less = pred[] fusion(%at), kind=kLoop, calls=%fused
+}
+%round (at: f32[4]) -> f32[4] {
+  %drawn = f32[4]{0} custom-call(%at), custom_call_target="draw"
+  %steps = f32[4]{0} while(%at), condition=%more, body=%step, backend_config={"known_trip_count":{"n":"10"}}
+  ROOT %either = f32[4]{0} conditional(%drawn, %at, %at), branch_computations={%more, %step}
+}
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %copied = f32[4]{0} copy(%a)
+  ROOT %trained = f32[4]{0} while(%copied), condition=%more, body=%round
+}
+"""
+
+
+def test_launches_of_a_compiled_program():
+    a_round = 1 + 10 * 2 + 2 + 1  # the draw, ten steps, the larger branch, the condition
+    assert kernels.launches(COMPILED, in_loops=True) == a_round
+    assert kernels.launches(COMPILED) == a_round + 1  # the copy
+
+
+def test_kernels_asks_for_the_missing_plugin(capsys, monkeypatch):
+    monkeypatch.setattr(kernels, "entry_points", lambda group: ())
+    with pytest.raises(SystemExit) as stop:
+        main(["kernels"])
+    assert stop.value.code == 1
+    assert (
+        capsys.readouterr().err == "error: JAX's CUDA plugin is missing: pip install 'jax[cuda12]' (no GPU is needed)\n"
+    )

@@ -1,0 +1,208 @@
+"""Kernels that a GPU launches in a round, and CPU seconds of compilation, counted without a GPU.
+
+    python -m benchmarks kernels
+
+XLA compiles the programs of ``fit`` for an H200 that is only described. This needs JAX's CUDA plugin, but no GPU. The
+problem is the papers' CNN on random images of MNIST's shape. The plan is chosen for one GPU, as in a run there, with
+one exception: XLA does not tune the matrix products, because it would have to time them on the device.
+
+Each operation of a compiled program counts as one launch, unless it needs no kernel. The body of a loop counts as often
+as it runs; loops over rounds and blocks of clients, whose length is an argument, count once. Of the branches of a
+condition, the largest counts. Some operations launch several kernels, and XLA may put launches into one CUDA graph: the
+counts compare programs, but do not predict times.
+
+``start`` makes the initial states, ``advance`` runs rounds (what comes before and after the loop over rounds does not
+count), and ``scores`` scores all clients. Two programs are also compiled in an older form: ``start`` with random draws
+as operations instead of calls of JAX's kernel, and ``advance`` with a client's parameters in separate arrays instead of
+one vector. Each method is compiled in a new process; seconds are medians.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from contextlib import nullcontext
+from importlib.metadata import entry_points
+from typing import Any
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import Job, JobError, once
+from .record import command, parser, table, write
+
+METHODS = ("fedavg", "fedprox", "ditto", "adaped")
+SETTINGS = {"clients": 50, "cohort": 5, "steps": 10, "batch": 20, "train": 1200, "test": 200}
+UNTUNED = {"xla_gpu_autotune_level": 0}
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 151397597184
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 8 }
+device_description_str: "NVIDIA H200 141GB HBM3e"
+"""
+"""XLA's ``GpuTargetConfigProto`` of the device, as text."""
+
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"),
+    *("optimization-barrier", "copy-done", "async-done"),
+}
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    args = parser("kernels", __doc__, repetitions=3).parse_args(argv)
+    if not any(plugin.name.startswith("xla_cuda") for plugin in entry_points(group="jax_plugins")):
+        raise JobError("JAX's CUDA plugin is missing: pip install 'jax[cuda12]' (no GPU is needed)")
+    methods, repetitions = (METHODS[:1], 1) if args.quick else (METHODS, args.repetitions)
+    runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    for _ in range(repetitions):
+        for method in methods:
+            runs[method].append(once(Job("kernels", SETTINGS | {"method": method})))
+    results: dict[str, dict[str, Any]] = {}
+    for method, found in runs.items():
+        results[method] = {}
+        for program, row in found[0].items():
+            seconds = [run[program]["seconds"] for run in found]
+            results[method][program] = row | {"seconds": seconds, "median": statistics.median(seconds)}
+    rows = [
+        (method, program, row["launches"], row["median"])
+        for method, programs in results.items()
+        for program, row in programs.items()
+    ]
+    table("programs for an H200", ("method", "program", "launches", "CPU s to compile"), rows)
+    settings = SETTINGS | {"repetitions": repetitions, "target": H200, "options": UNTUNED}
+    write(args.json, "kernels", settings, results)
+
+
+def work(settings: dict[str, Any]) -> dict[str, Any]:
+    """Compile the programs of one method, one after the other; return the launches and the CPU seconds of each."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from jaxpfl.engine.programs import Programs, _draws_as_calls
+    from jaxpfl.engine.state import rows_of
+
+    simulation = _simulation(settings)
+    programs, given = simulation._on("cuda", 1)
+    scoring = simulation._resolve(simulation.plan, settings["clients"], "cuda")
+    setting, execution = programs._of._replace(scoring=scoring), programs.execution
+    options = UNTUNED | execution.compiler_options["compiler_options"]
+    start = (simulation._run_keys([0]), rows_of(simulation.hp, 1), simulation._inputs)
+    leaves = execution._replace(tuning=None)  # no longer one vector; ``options`` stay the same
+    cases = (
+        ("start", execution, start, _draws_as_calls()),
+        ("start, draws as operations", execution, start, nullcontext()),
+        ("advance", execution, given, nullcontext()),
+        ("advance, separate arrays", leaves, given, nullcontext()),
+        ("scores", execution, simulation._arguments("scores", 1), nullcontext()),
+    )
+    _compiled(jax.numpy.sin, (jax.numpy.zeros(3),), options)  # the first compilation also starts the compiler
+    results = {}
+    for case, plan, arguments, context in cases:
+        name: Any = case.partition(",")[0]
+        programs = Programs(setting, plan)
+        with context:
+            function = programs.function(name, programs._plan_of(name).block)
+            text, seconds = _compiled(function, arguments, options)
+        results[case] = {"launches": launches(text, in_loops=name == "advance"), "seconds": seconds}
+    return results
+
+
+def _simulation(settings: dict[str, Any]) -> Any:
+    """Simulation of a ``fit`` on one device, with random images of MNIST's shape."""
+    import numpy as np
+
+    from jaxpfl import METHODS, ExecutionPlan, stack_clients
+    from jaxpfl.engine.build import simulation_of
+    from jaxpfl.engine.spec import RunSpec
+
+    rng = np.random.default_rng(0)
+
+    def drawn(examples: int) -> list[tuple[Any, Any]]:
+        shape = (settings["clients"], examples)
+        images = rng.standard_normal((*shape, 28, 28, 1), np.float32)
+        return list(zip(images, rng.integers(10, size=shape), strict=True))
+
+    spec = RunSpec(
+        method=METHODS[settings["method"]],
+        model="cnn",
+        rounds=100,
+        cohort=settings["cohort"],
+        local_steps=settings["steps"],
+        batch_size=settings["batch"],
+        plan=ExecutionPlan(devices=1),
+    )
+    return simulation_of(spec, stack_clients(drawn(settings["train"]), test=drawn(settings["test"])))
+
+
+def _compiled(function: Any, arguments: Any, options: dict[str, Any]) -> tuple[str, float]:
+    """Compile a function for the described device; return the compiled program as text, and the CPU seconds."""
+    import jax
+    from jax.experimental import topologies
+
+    # Exported first, because the function's placement names devices of this machine.
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    exported = jax.export.export(jax.jit(function), platforms=("cuda",))(*shapes)
+    given, _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    described = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
+    where = jax.sharding.SingleDeviceSharding(described.devices[0])
+    traced = jax.jit(exported.call, in_shardings=where, out_shardings=where).trace(*given)
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    began = time.process_time()
+    compiled = lowered.compile(compiler_options=options)
+    return compiled.as_text() or "", time.process_time() - began
+
+
+def launches(text: str, *, in_loops: bool = False) -> int:
+    """Count the launches of a compiled program, given as text; with ``in_loops``, only those in loops."""
+    computations: dict[str, list[tuple[str, str]]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = head[2]
+            computations[name] = []
+            entry = name if head[1] else entry
+        elif operation := re.match(r"  (?:ROOT )?%?\S+ = .*? ([a-z][a-z0-9\-]*)\((.*)", line):
+            computations[name].append((operation[1], operation[2]))
+
+    def of(name: str) -> int:
+        return sum(of_one(*operation) for operation in computations[name])
+
+    def of_one(operation: str, rest: str) -> int:
+        called = [name for name in re.findall(r"%([\w.\-]+)", rest) if name in computations]
+        if operation == "while":
+            condition, body = called
+            known = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+            return int(known[1]) * of(body) if known else of(condition) + of(body)
+        if operation in ("call", "conditional"):
+            return max(map(of, called))
+        return operation not in _FREE
+
+    return sum(of_one(*operation) for operation in computations[entry] if operation[0] == "while" or not in_loops)
+
+
+if __name__ == "__main__":
+    main()
