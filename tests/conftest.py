@@ -36,10 +36,10 @@ _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
 
 _COMPUTING = (
-    *("statistical", "estimators/test_area_model.py", "estimators/test_learned_intervals.py"),
-    *("studies/test_network_study.py", "compression/test_total_variation.py"),
+    *("statistical/test_mnist_table.py", "statistical/test_regression_studies.py", "statistical/test_digits_order.py"),
+    *("statistical/test_histogram_reference.py", "compression/test_total_variation.py"),
 )
-"""Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
+"""Files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
 
 _LONGEST = (
     *("conformance/test_same_numbers.py", "benchmarks/test_benchmarks.py", "mutation/test_faults_are_seen.py"),
