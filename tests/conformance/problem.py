@@ -149,12 +149,12 @@ def graph_of(federation: Federation) -> graphs.Graph:
     return graph_by_inputs("data", federation, neighbours=2)
 
 
-def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
-    """State, history and scores after some rounds, as host arrays."""
+def outcome(simulation: Simulation, rounds: int, seeds=(3,), scored: bool = True) -> dict:
+    """State, history and scores (none unless ``scored``) after some rounds, as host arrays."""
     start = simulation.init(seeds)
     state, history = simulation.advance(start, rounds)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
-    scores = simulation.evaluate(state)
+    scores = simulation.evaluate(state) if scored else {}
     state = simulation.trim(state)
     key, noise = jax.tree.map(jax.random.key_data, (state.key, state.noise))
     tree = {"state": state._replace(key=key, noise=noise), "history": history}

@@ -12,11 +12,11 @@ from jaxpfl import ExecutionPlan
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
 
-WIDTH, BLOCKS, LENGTH, FEATURES, CLASSES = 656, 2, 6, 12, 10
+WIDTH, LENGTH, FEATURES, CLASSES = 912, 6, 12, 10
 
 
 class Transformer(nn.Module):
-    """Pre-norm blocks of attention and a perceptron, on sequences of vectors."""
+    """A pre-norm block of attention and a perceptron, on sequences of vectors."""
 
     @nn.compact
     def __call__(self, x):
@@ -25,9 +25,8 @@ class Transformer(nn.Module):
         )
         positions = self.param("positions", nn.initializers.normal(0.02), (LENGTH, WIDTH), x.dtype)
         x = dense(WIDTH)(x) + positions
-        for _ in range(BLOCKS):
-            x = x + attention(8)(norm()(x))
-            x = x + dense(WIDTH)(nn.gelu(dense(4 * WIDTH)(norm()(x))))
+        x = x + attention(8)(norm()(x))
+        x = x + dense(WIDTH)(nn.gelu(dense(4 * WIDTH)(norm()(x))))
         return dense(CLASSES)(norm()(x).mean(axis=1))
 
 
