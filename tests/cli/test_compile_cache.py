@@ -86,7 +86,6 @@ def test_a_second_process_compiles_no_program_of_fit(tmp_path: Path):
 
 def test_enabled_in_the_users_cache_folder(unset):
     folder = compile_cache.enable()
-    assert folder is not None
     assert folder.parent == unset / "jaxpfl"
     assert jax.config.jax_compilation_cache_dir == str(folder)
     assert not list(folder.iterdir())
@@ -95,7 +94,6 @@ def test_enabled_in_the_users_cache_folder(unset):
 @pytest.mark.parametrize("which", ["folder", "parent"])
 def test_a_folder_that_others_can_write_is_not_used(unset, which):
     folder = compile_cache.enable()
-    assert folder is not None
     jax.config.update("jax_compilation_cache_dir", None)
     compile_cache._prepared.cache_clear()  # as another process
     (folder if which == "folder" else folder.parent).chmod(0o770)
@@ -155,7 +153,6 @@ def test_only_warnings_about_this_cache_are_dealt_with(unset):
     text = "Error reading persistent compilation cache entry for 'jit_runs': error: Error -5"
     assert not compile_cache.repair(text)  # no cache, so not ours
     folder = compile_cache.enable()
-    assert folder is not None
     for name in ("jit_runs-1-cache", "jit_other-1-cache"):
         (folder / name).write_bytes(b"cut short")
     assert compile_cache.repair(text)

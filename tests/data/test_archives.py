@@ -144,7 +144,6 @@ def test_labels_that_are_numbers_or_several_keep_their_values_and_clients(
     save(tmp_path / "a.npz", x_train=numbers, y_train=labels, **own)
     source = load("npz:a.npz", str(tmp_path), in_files=in_files)
     assert (source.task, source.y_train.dtype) == (task, dtype)
-    assert source.y_test is not None
     np.testing.assert_array_equal(source.y_train, labels.astype(dtype))
     np.testing.assert_array_equal(source.y_test, labels[::-1].astype(dtype))
     federation = federate(source, partition="natural")

@@ -369,6 +369,5 @@ def test_calls(call: Callable[[], Any], message: str) -> None:
 
 def test_a_pooled_source_is_not_pooled_again() -> None:
     together = pooled(source_of(USERS % 3, USERS % 3, users=USERS, users_test=USERS + 6))
-    assert together.users_train is not None
     assert (len(together.y_train), together.x_test, len(np.unique(together.users_train))) == (42, None, 12)
     assert pooled(together) is together

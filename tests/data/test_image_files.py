@@ -46,7 +46,6 @@ def test_mnist_is_found_under_all_its_names(tmp_path: Path, zipped: bool, dot: s
     np.testing.assert_array_equal(source.x_train[..., 0], (IMAGES / 255).astype(np.float32))
     np.testing.assert_array_equal(source.y_train, LABELS)
     assert source.y_train.dtype == np.int32
-    assert source.x_test is not None
     assert source.x_test.shape == (3, 4, 3, 1)
     assert source.num_classes == 3
 
@@ -59,7 +58,6 @@ def test_labels_from_one_are_the_first_classes(tmp_path: Path) -> None:
         labels.write_bytes(idx_bytes(np.arange(count, dtype=np.uint8) % 3 + 7))
     source = load("letters", str(tmp_path))
     assert (source.num_classes, source.y_train.tolist()) == (3, [0, 1, 2, 0, 1, 2])
-    assert source.class_names is not None
     assert source.class_names.tolist() == [7, 8, 9]
 
 
@@ -106,8 +104,6 @@ def test_digits() -> None:
 @pytest.mark.slow
 def test_real_mnist() -> None:
     source = load("mnist", real("MNIST", "mnist"), standardize=False)
-    assert source.x_test is not None
-    assert source.y_test is not None
     assert source.x_train.shape == (60000, 28, 28, 1)
     assert source.x_test.shape == (10000, 28, 28, 1)
     np.testing.assert_array_equal(source.y_train[:5], [5, 0, 4, 1, 9])
@@ -189,7 +185,6 @@ def test_cifar10_is_the_same_in_every_format(tmp_path: Path, kind: str, place: s
     expected = (np.concatenate(TRAIN) / 255).astype(np.float32)
     np.testing.assert_array_equal(source.x_train, expected)
     np.testing.assert_array_equal(source.y_train, np.concatenate(CIFAR_LABELS))
-    assert source.x_test is not None
     np.testing.assert_array_equal(source.x_test, (TEST / 255).astype(np.float32))
     np.testing.assert_array_equal(source.y_test, TEST_LABELS)
     assert (source.num_classes, source.superclasses, source.y_train.dtype) == (10, None, np.int32)

@@ -52,7 +52,6 @@ def test_whole_numbers_are_numbers_and_classes_keep_their_names(tmp_path: Path, 
     source = load("leaf:own", str(tmp_path), in_files=in_files)
     assert (source.inputs, source.x_train.dtype, source.num_classes) == ("features", np.float32, 3)
     np.testing.assert_array_equal(source.y_train, [0, 2, 1, 0])
-    assert source.class_names is not None
     assert source.class_names.tolist() == [5, 7, 10**6]
     with pytest.raises(JaxpflError, match="user 'b': tokens must be integers, got float64"):
         load("leaf:own", str(tmp_path), in_files=in_files, tokens=True)
@@ -68,7 +67,6 @@ def test_femnist_in_several_files(tmp_path: Path) -> None:
     write(tmp_path / "femnist" / "test" / "a.json", test)
     source = load("femnist", str(tmp_path), standardize=False)
     names = sorted(SIZES)
-    assert source.user_names is not None
     assert source.user_names.tolist() == names
     assert (source.x_train.shape, source.x_train.dtype) == ((14, 28, 28, 1), np.float32)
     assert (source.num_classes, source.inputs) == (62, "pixels")
@@ -173,10 +171,8 @@ def test_reddit(tmp_path: Path) -> None:
     assert read == [(WORDS[:i], WORDS[i]) for i in range(1, 6)] + [(WORDS[5:i], WORDS[i]) for i in (6, 7)]
     np.testing.assert_array_equal(source.x_train[0], [0, 0, 0, 0, 3])  # the window ends at the latest token
     # "dog" is unknown: no target, but part of contexts.
-    assert source.y_test is not None
     assert [vocabulary[y] for y in source.y_test] == ["the", "sat", "<EOS>"]
     np.testing.assert_array_equal(source.x_test[2], [0, 3, 2, 1, 8])
-    assert source.user_names is not None
     assert source.user_names.tolist() == ["12"]
 
 
@@ -267,7 +263,6 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
     np.testing.assert_array_equal(source.y_train, np.concatenate(y)[:, 0])
     assert source.x_train.dtype == source.y_train.dtype == np.float32
     assert (source.task, source.num_classes) == ("regression", 1)
-    assert source.users_train is not None
     assert np.bincount(source.users_train).tolist() == list(NATURAL_SIZES)
     assert source.description == "13 pupils of 3 schools, 3 features"
     assert {entry.name: entry.present for entry in available(str(tmp_path))}["school"]

@@ -25,7 +25,6 @@ def loaded(folder: Path, text: str = ROWS, **options):
 
 def test_the_record_gives_the_features_of_the_table_again(tmp_path: Path) -> None:
     source = loaded(tmp_path)
-    assert source.columns is not None
     assert source.columns.feature_names == ("area", "heating = gas", "heating = oil")
     federation = federate(source, partition="natural", test_share=0.5)
     save_federation(federation, tmp_path / "saved", source=source)
@@ -51,7 +50,6 @@ def test_the_record_gives_the_features_of_the_table_again(tmp_path: Path) -> Non
 def test_rows_that_do_not_fit_the_record_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     columns = loaded(tmp_path).columns
     (tmp_path / "new.csv").write_text(ROWS.replace(old, new))
-    assert columns is not None
     with pytest.raises(JaxpflError, match=words):
         columns.apply(csv_text.read(tmp_path / "new.csv"))
 
@@ -72,7 +70,6 @@ def gappy(folder: Path, missing: str, rows: int = 240, **options):
 def test_missing_values_are_those_of_the_training_rows(tmp_path: Path, missing: str) -> None:
     source = gappy(tmp_path, missing)
     federation = federate(source, partition="natural", test_share=0.4, validation_share=0.2)
-    assert source.columns is not None
     assert source.columns.words == "size or missing; kind (3 categories) or missing"
     columns = TableColumns.from_json(json.loads(json.dumps(fills_of(federation, source.columns).to_json())))
     frame = pandas.read_csv(tmp_path / "gaps.csv")  # the labels number the rows
@@ -192,7 +189,6 @@ def test_the_rows_of_a_person_stay_together(tmp_path: Path, per_person: int) -> 
         JaxpflWarning, match=f"{persons} of {persons} persons in column 'name' have rows at several clients, and"
     ):
         source = loaded(tmp_path, "\n".join(["city,name,size,price", *rows]), person="name")
-    assert source.columns is not None
     assert source.columns.feature_names == ("size",)
     federation = federate(source, partition="natural", test_share=0.3, validation_share=0.2)
     for client in range(3):

@@ -54,7 +54,6 @@ def fitted(patience, labels=0, **more):
 
 def test_a_run_ends_without_a_better_validation_score():
     whole, early, other = fitted(None), fitted(2), fitted(2, labels=1)
-    assert whole.validation is not None
     means = np.nanmean(whole.validation["after"]["accuracy"], axis=-1)
     looked = max(by_hand(list(own), 2)[2] for own in means.T)
     assert 2 < looked < len(whole.rounds)
@@ -62,9 +61,7 @@ def test_a_run_ends_without_a_better_validation_score():
     np.testing.assert_array_equal(early.history["train_loss"], whole.history["train_loss"][:, : early.rounds[-1]])
     np.testing.assert_array_equal(early.scores["after"]["loss"], whole.scores["after"]["loss"][:looked])
     best = [by_hand(list(own), 2)[0] for own in means.T]
-    assert early.best_rounds is not None
     assert early.best_rounds.tolist() == whole.rounds[best].tolist()
-    assert early.best_score is not None
     np.testing.assert_array_equal(early.best_score, whole.scores["after"]["accuracy"][best, [0, 1]])
     assert other.best_rounds is not None  # other labels of the test examples change nothing
     np.testing.assert_array_equal(other.best_rounds, early.best_rounds)

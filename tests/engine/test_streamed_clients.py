@@ -147,7 +147,6 @@ time.sleep(60)
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", TRAINS], env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.kill()
     assert process.returncode == -signal.SIGKILL

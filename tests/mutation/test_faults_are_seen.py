@@ -29,8 +29,6 @@ FAULTS = {f"{kind}: {name}": fault for kind, faults in KINDS.items() for name, f
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package, with its compiled modules."""
     found = importlib.util.find_spec("jaxpfl")
-    assert found is not None
-    assert found.origin is not None
     copy = shutil.copytree(Path(found.origin).parent, tmp_path_factory.mktemp("planted") / "jaxpfl")
     assert compileall.compile_dir(copy, quiet=1)
     return copy

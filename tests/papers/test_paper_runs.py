@@ -184,7 +184,6 @@ def test_a_search_then_runs_on_all_seeds_stopped_and_gone_on_with(tmp_path):
     assert search.read_text() == before
     assert len(before.splitlines()) == 2
     assert "chosen on validation" in row.note
-    assert row.std is not None
     assert row.difference == pytest.approx((row.ours - 50) / np.hypot(row.std, 1))
     assert run.run(trained, way(tmp_path, trained)).rows == (row,)
 

@@ -37,7 +37,6 @@ def closed_form(name: str, thetas: np.ndarray) -> tuple[np.ndarray, float]:
 @pytest.mark.parametrize("name", PRIORS)
 def test_fit_is_the_maximum_likelihood_estimate(name):
     prior, thetas = PRIORS[name], models()
-    assert prior.fit is not None
     gamma = jax.jit(prior.fit)(prior.init(tree(np.zeros(3))), tree(jnp.asarray(thetas)), jnp.asarray(VALID))
     mu, scale = closed_form(name, thetas[VALID])
     np.testing.assert_allclose(np.append(gamma[0]["w"], gamma[0]["b"]), mu, rtol=1e-12)
@@ -59,7 +58,6 @@ def test_fit_is_the_maximum_likelihood_estimate(name):
 def test_gradient_message_rests_at_the_maximum_likelihood_estimate(name, tolerance):
     """Many rounds of one step on each client, averaged. Laplace's sign steps leave a ripple of the rate's size."""
     prior, thetas = PRIORS[name], jnp.asarray(models()[VALID][:5])  # an odd number has one median
-    assert prior.descend is not None
     descend = prior.descend
 
     def one_round(t, gamma):
@@ -80,7 +78,6 @@ def test_gradient_message_rests_at_the_maximum_likelihood_estimate(name, toleran
 def test_gradient_message_descends_the_penalty(name):
     """A small step is along minus the gradient of each parameter, divided by its Fisher information."""
     prior = PRIORS[name]
-    assert prior.descend is not None
     gamma = prior.init(jnp.array([0.3, -0.2]))._replace(**{prior.init(0.0)._fields[1]: jnp.asarray(0.7)})
     theta, rate = jnp.array([1.3, 0.4]), 1e-6
     gradient = jax.jit(jax.grad(prior.penalty))(gamma, theta)
@@ -96,7 +93,6 @@ def test_distillation_message_steps_mu_then_psi_at_the_new_mu():
     mu, theta = jnp.asarray(rng.normal(size=(2, 4, 3)))
     on = Examples(lambda logits: logits, jnp.ones(4, bool))
     prior = distillation.prior(c=5.0, floor=0.01, weight_decay=0.1)
-    assert prior.descend is not None
     got = jax.jit(lambda gamma: prior.descend(Rates(0.3, 0.02), gamma, theta, on))(distillation.Shared(mu, 0.8))
     slope = jax.jit(jax.grad(lambda mu: distillation.divergence(mu, theta).mean() / 1.6))(mu)
     new = mu - 0.3 * (slope + 0.1 * mu)
@@ -110,7 +106,6 @@ def test_floor_of_psi(exact):
     prior = distillation.prior(floor=0.5, exact=exact)
     same = jnp.zeros((4, 3))
     on = Examples(lambda logits: logits, jnp.ones(4, bool))
-    assert prior.descend is not None
     descend = jax.jit(lambda gamma: prior.descend(Rates(0.1, 100.0), gamma, same, on).psi)
     assert float(descend(distillation.Shared(same, 0.7))) == 0.5
 
@@ -119,7 +114,6 @@ def test_floor_of_psi(exact):
 def test_floors_hold_and_nobody_changes_nothing(name):
     prior = PRIORS.get(name) or gaussian_mixture.prior(2, floor=1e-3)
     gamma = prior.init(jnp.zeros(3))
-    assert prior.fit is not None
     fit = jax.jit(prior.fit)
     same = fit(gamma, jnp.ones((4, 3)), jnp.ones(4, bool))
     np.testing.assert_allclose(same[-1], 1e-3, rtol=1e-6)
@@ -165,7 +159,6 @@ def test_em_step_is_the_textbooks(floor):
 def test_fit_finds_separated_clusters_from_coinciding_centers():
     thetas, label = clusters(80, 4, 6.0)
     prior = gaussian_mixture.prior(3, floor=1e-6)
-    assert prior.fit is not None
     fit = jax.jit(prior.fit)
     gamma = fit(prior.init(jnp.zeros(4)), jnp.asarray(thetas), jnp.ones(80, bool))
     want = np.stack([thetas[label == c].mean(0) for c in range(3)])
@@ -198,7 +191,6 @@ def test_large_models_in_float32():
     key = jax.random.key(0)
     thetas = jnp.where(jnp.arange(6)[:, None] < 4, 1.0, -1.0) + 0.1 * jax.random.normal(key, (6, d))
     prior = gaussian_mixture.prior(2, floor=1e-6)
-    assert prior.fit is not None
     gamma = jax.jit(prior.fit)(prior.init(jnp.zeros(d)), thetas, jnp.ones(6, bool))
     np.testing.assert_allclose(jnp.sort(gamma.p), [1 / 3, 2 / 3], rtol=1e-6)
     # The spread about a mean of c models: (1 - 1/c) of theirs.

@@ -470,7 +470,6 @@ def test_runs_that_no_claim_covers_are_refused(federation):
     secret = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA, noise_seed="secret")
     for config, is_secret in ((secret, True), (NOISE, False)):
         noise = assemble(spec("ditto", config), federation).algorithm()[0].noise
-        assert noise is not None
         assert noise.secret == is_secret
 
 

@@ -201,7 +201,6 @@ def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
     settings = {"model": "linear", "rounds": 2, "local_steps": 5, "batch_size": 4, "seeds": [3], "plan": plan} | more
     found = fit(method, stack_clients(clients, test=clients), privacy=replace(PER_STEP, min_uploads=1), **settings)
     jax.effects_barrier()
-    assert found.privacy is not None
     noise = found.privacy[0].noise
     assert isinstance(noise, PerStepNoise)
     assert noise.steps == 5

@@ -53,7 +53,6 @@ def test_every_function_gets_what_is_the_methods(more):
     client.init(key, hp, none, message)
     client.personalize(key, hp, none, message, "state", none)
     client.predict(hp, "personal", none)
-    assert client.idle is not None
     assert client.cluster is not None
     assert client.idle(key, hp, none, "state", none)[0] == "state"
     client.cluster(hp, message, "state", none)
@@ -164,7 +163,6 @@ def test_what_a_round_releases(mechanism):
 def test_what_a_step_releases(z):
     """Noise, under a key for the parameters and one for psi, is added to what is clipped already."""
     step = Mechanism(z, 0.5, "per_step", scale_clipping_norm=0.2).step_noise
-    assert step is not None
     both = jax.jit(lambda key, h, k: (step.release_gradient(key, h), step.release_scale(key, k)))
     with record() as draws:
         h, k = both(jax.random.key(0), jax.tree.map(lambda a: 1e6 * a, LONG), jnp.float32(-1e6))

@@ -140,7 +140,6 @@ IDS = jnp.arange(100, 100 + M)
 def taking_part(cap: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Participation, [ROUNDS, M] bool, and the number left out, [ROUNDS]."""
     participation = poisson(M, DRAWN, cap)
-    assert participation.left_out is not None
     keys = jax.random.split(jax.random.key(1), ROUNDS)
     rows, left_out = jax.jit(
         lambda keys: jax.lax.map(lambda k: (participation.sample(k, IDS), participation.left_out(k, IDS)), keys)
