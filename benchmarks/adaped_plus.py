@@ -261,7 +261,7 @@ class _Study:
         fit = jaxpfl.fit(
             method,
             federation,
-            model=(None if self.quick else self.cases[data].model) or require(config.model),
+            model="linear" if self.quick else self.cases[data].model or require(config.model),
             rounds=rounds,
             cohort=config.cohort,
             local_steps=steps,

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
     use_devices()
     compile_cache.enable()
-    rounds, base_rounds, seeds = (2, 2, 1) if args.quick else (ROUNDS, BASE_ROUNDS, 3)
+    rounds, base_rounds, seeds = (1, 1, 1) if args.quick else (ROUNDS, BASE_ROUNDS, 3)
     federations = federations_of(MODULES[:6] if args.quick else MODULES)
     start = time.process_time()
     base, results = _base(federations[0], base_rounds), {}

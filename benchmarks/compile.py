@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     problem, few, many, repetitions = Problem(data_dir=args.data_dir), 50, args.many, args.repetitions
     methods = ("adaped",) if args.quick else ("fedavg", "adaped")
     if args.quick:
-        problem, few, many, repetitions = replace(problem, clients=4, steps=2, source="digits"), 2, 4, 1
+        problem, few, many, repetitions = Problem("linear", 4, steps=2, outputs=2), 2, 4, 1
     small = replace(problem, method="adaped", cap=60, steps=2)
     with tempfile.TemporaryDirectory() as folder:
         cases: dict[str, dict[str, Any]] = {}

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser("fusion", __doc__, repetitions=3).parse_args(argv)
     problems, rounds, repetitions = PROBLEMS, 10, args.repetitions
     if args.quick:
-        problems, rounds, repetitions = {"perceptron": replace(PROBLEMS["perceptron"], steps=2)}, 1, 1
+        problems, rounds, repetitions = {"perceptron": replace(PROBLEMS["perceptron"], clients=4, steps=2)}, 1, 1
     results = {}
     for name, problem in problems.items():
         jobs = {how: Job("fusion", {"how": how, "problem": asdict(problem)}) for how in (EAGER, STEP, ROUND, ROUNDS)}

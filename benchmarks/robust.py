@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     compile_cache.enable()
     settings = {
         "data": "digits",
-        "model": "mlp:32",
+        "model": "linear" if args.quick else "mlp:32",
         "clients": CLIENTS,
         "cohort": COHORT,
         "local_steps": STEPS,

@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     settings: dict[str, Any] = {"methods": ["fedavg", "adaped"], "clients": 50}
     settings |= {"fit": {"rounds": 30, "cohort": 10}, "compare": []}
     if args.quick:
-        settings = {"methods": ["adaped"], "clients": 4, "fit": {"rounds": 2, "local_steps": 2}}
-        settings["compare"] = ["fedavg", "--clients", "4", "--rounds", "2", "--seeds", "1", "--local-steps", "2"]
+        settings = {"methods": ["fedavg"], "clients": 4, "fit": {"rounds": 2, "local_steps": 2, "model": "linear"}}
+        settings["compare"] = ["fedavg", "--clients", "4", "--rounds", "2", "--seeds", "1", "--model", "linear"]
     repetitions = 1 if args.quick else args.repetitions
     runs = [_repetition(settings) for _ in range(repetitions)]
     results = {name: {kind: _median(runs, name, kind) for kind in ("cpu", "wall")} for name in runs[0]}

@@ -34,7 +34,8 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def runner() -> Iterator[subprocess.Popen[str]]:
     """Process that runs benchmarks in its forks."""
-    command, pipe = [sys.executable, str(Path(__file__).with_name("forked_benchmark.py"))], subprocess.PIPE
+    script, pipe = Path(__file__).with_name("forked_benchmark.py"), subprocess.PIPE
+    command = [sys.executable, str(script), str(jax.config.jax_compilation_cache_dir)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment()) as running:
         yield running
 
