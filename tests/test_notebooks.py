@@ -19,6 +19,7 @@ from jaxpfl.engine import execution_plan
 
 jax.config.update("jax_enable_x64", False)
 execution_plan._MOST_DEVICES = 1
+execution_plan._CACHE_BYTES = 0
 """
 """First cell of every notebook, which finds none of the names and settings of the one before."""
 

@@ -1,6 +1,7 @@
 """The task pages: every block runs, in the order of its page, in one folder; each page is short.
 
-The blocks run with a tenth of their rounds: what a reader copies is tested, not how well it trains.
+The blocks run with few rounds and two seeds, the same wherever possible, so that blocks and pages share programs: what
+a reader copies is tested, not how well it trains.
 """
 
 import os
@@ -25,12 +26,14 @@ _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.S)
 
 
 _ROUNDS = re.compile(r"(--rounds |\brounds ?= ?)(\d+)")
+_SEEDS = re.compile(r"(--seeds |\bseeds=)\d+")
 _PRESET = re.compile(r"^jaxpfl (?:run|compare|sweep) (?!.*--(?:rounds|config|help)).*", re.M)
 
 
 def quicken(code: str) -> str:
-    """A block with a tenth of its rounds, and four where it names none."""
-    shorter = _ROUNDS.sub(lambda found: f"{found[1]}{max(2, int(found[2]) // 10)}", code.replace("\\\n", ""))
+    """A block with four rounds, or with a tenth of more than sixty, and two seeds."""
+    few = _ROUNDS.sub(lambda found: f"{found[1]}{int(found[2]) // 10 if int(found[2]) > 60 else 4}", code)
+    shorter = _SEEDS.sub(r"\g<1>2", few.replace("\\\n", ""))
     return _PRESET.sub(lambda found: f"{found[0]} --rounds 4 --seeds 2", shorter)
 
 
