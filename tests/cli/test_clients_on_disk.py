@@ -4,8 +4,6 @@ change, and ``kill -9`` in the middle.
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import SMALL, jaxpfl, timeless
+from forks import Forked
 
 ONE = ["--plan.devices", "1", "--plan.runs", "map"]
 ON_DISK = ["--plan.clients-in", "disk"]
@@ -53,11 +52,9 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_kill_minus_nine_loses_nothing_beyond_the_last_checkpoint(tmp_path: Path, every: str, written: str) -> None:
     """Also before the first checkpoint, when some rounds have overwritten initial states."""
     long = ["--rounds", "60", "--eval-every", "60", "--checkpoint-every", every, "--seeds", "1"]
-    command = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL, *ONE, *long, "--json"]
 
-    def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-        given = [*command, "--output", str(folder), *more]
-        return subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(folder: Path, *more: str) -> Forked:
+        return Forked("run", "adaped", *SMALL, *ONE, *long, "--json", "--output", folder, *more)
 
     whole, folder = tmp_path / "whole", tmp_path / "run"
     out, err = start(whole).communicate(timeout=300)

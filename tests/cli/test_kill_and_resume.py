@@ -11,18 +11,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import SMALL, timeless
+from forks import COMMAND as COMMAND_LINE
+from forks import Forked
 
-COMMAND = [sys.executable, "-m", "jaxpfl.cli", "run", "local", *SMALL]
-MOMENTS = 3
 LONG = ["--rounds", "20", "--eval-every", "5", "--checkpoint-every", "5", "--plan.rounds-per-call", "1"]
+COMMAND = ["run", "local", *SMALL, *LONG, "--json", "--output"]
+MOMENTS = 3
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen:
-    command = [*COMMAND, *LONG, "--json", "--output", str(folder), *more]
+def start(folder: Path, *more: str, code: str = COMMAND_LINE) -> Forked:
+    return Forked(*COMMAND, folder, *more, code=code)
+
+
+def interpreter(folder: Path) -> subprocess.Popen[str]:
+    """The same command with its imports, in which a signal may come too."""
+    command = [sys.executable, "-m", "jaxpfl.cli", *COMMAND, str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_round(folder: Path, round: int, process: subprocess.Popen) -> None:
+def wait_for_round(folder: Path, round: int, process: Forked | subprocess.Popen[str]) -> None:
     records = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
@@ -90,7 +97,7 @@ def test_sigterm_ends_a_compilation(tmp_path: Path):
     assert one_line(err).startswith(f"interrupted; kept in {folder}: the same command with")
 
 
-def wait_for_watch(process: subprocess.Popen) -> None:
+def wait_for_watch(process: subprocess.Popen[str]) -> None:
     """Return once the process has a handler for SIGTERM; Python itself has none."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
@@ -104,7 +111,7 @@ def wait_for_watch(process: subprocess.Popen) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at the signals that a process handles")
 def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
     """Some moments, from the command's first lines to its first round, over the time that this takes here."""
-    process = start(tmp_path / "timed")
+    process = interpreter(tmp_path / "timed")
     wait_for_watch(process)
     began = time.monotonic()
     wait_for_round(tmp_path / "timed", 1, process)
@@ -113,7 +120,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
     process.communicate()
     for number, share in enumerate(np.random.default_rng(0).uniform(0, 1, MOMENTS)):
         folder = tmp_path / str(number)
-        process = start(folder)
+        process = interpreter(folder)
         wait_for_watch(process)
         time.sleep(share * took)
         process.send_signal(signal.SIGINT)
@@ -141,13 +148,13 @@ main(sys.argv[1:])
 @pytest.mark.slow
 def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", FULL, *COMMAND[3:], *LONG, "--json", "--output", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
+    process = start(folder, code=FULL)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
     # On a busy machine the checkpoint's other writes end after the one that failed: tensorstore then prints that their
     # event loop is closed, and may make its hidden folder again, which the next write removes. Ours is the last line,
     # and the only one that names the package.
-    *others, said = done.stderr.splitlines()
+    *others, said = err.splitlines()
     assert "cannot write the checkpoint of round 10 to" in said
     assert said.endswith("File too large; --resume continues from the previous one")
     assert not [line for line in others if "jaxpfl" in line or line.startswith("error")]

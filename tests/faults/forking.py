@@ -7,12 +7,9 @@ so that a fork is as a process of its own, without its seconds of imports.
 from __future__ import annotations
 
 import ctypes
-import gc
-import importlib
 import json
 import mmap
 import os
-import pkgutil
 import resource
 import signal
 import sys
@@ -22,27 +19,16 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from forks import load
+
 CALLS = ("open", "write", "sync", "rename", "remove", "folder", "size")
 """Kinds of calls that `faults.c` counts."""
 TYPES = (ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
 """Types of the arguments of its ``fault_arm``."""
-PACKAGES = ("cli", "engine", "runs", "studies")
-LIBRARIES = ("orbax.checkpoint", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "scipy.stats", "sklearn.datasets")
 PATIENCE = 900.0
 """Seconds after which a command that has not ended is killed."""
-
-
-def load() -> None:
-    """Import all that a command may."""
-    for name in PACKAGES:
-        package = importlib.import_module(f"jaxpfl.{name}")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
-    for name in LIBRARIES:
-        importlib.import_module(name)
-    assert threading.active_count() == 1, threading.enumerate()
-    gc.freeze()
 
 
 def run(request: dict[str, Any], shared: mmap.mmap) -> NoReturn:

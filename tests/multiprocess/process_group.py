@@ -4,8 +4,6 @@ import itertools
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,8 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).parent / "worker.py"
+from forks import COMMAND, Forked
 
+WORKER = f"import runpy; runpy.run_path({str(Path(__file__).parent / 'worker.py')!r}, run_name='__main__')"
 
 _PORTS = itertools.cycle(range(12_000 + 16 * (os.getpid() % 1000), 12_000 + 16 * (os.getpid() % 1000) + 16))
 """Ports of this process of tests: below those that systems hand out themselves, so that nothing takes one between its
@@ -32,13 +31,22 @@ def free_address() -> str:
 
 
 @contextmanager
-def started(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[subprocess.Popen]]:
-    """Processes of these commands, with their output in files of the folder; killed when the block ends."""
+def started(
+    commands: Sequence[Sequence[str]], folder: Path, *, code: str = COMMAND, each: Sequence[dict[str, str]] = ()
+) -> Iterator[list[Forked]]:
+    """Processes of these commands, with their output in folders of the folder; killed when the block ends.
+
+    Args:
+      commands: arguments of each.
+      folder: for what they say.
+      code: what each runs.
+      each: variables of each.
+    """
     running = []
     try:
         for i, command in enumerate(commands):
-            with open(folder / f"out{i}", "wb") as out, open(folder / f"err{i}", "wb") as err:
-                running.append(subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL))
+            (place := folder / f"process{i}").mkdir(exist_ok=True)
+            running.append(Forked(*command, code=code, place=place, **(each[i] if each else {})))
         yield running
     finally:
         for process in running:
@@ -46,7 +54,7 @@ def started(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[su
             process.wait()
 
 
-def ended(running: Sequence[subprocess.Popen], seconds: float) -> list[int]:
+def ended(running: Sequence[Forked], seconds: float) -> list[int]:
     """Exit statuses of all processes.
 
     Raises:
@@ -58,7 +66,7 @@ def ended(running: Sequence[subprocess.Popen], seconds: float) -> list[int]:
 
 def said(folder: Path, number: int, stream: str = "err") -> str:
     """Output of a process."""
-    return (folder / f"{stream}{number}").read_text(errors="replace")
+    return (folder / f"process{number}" / stream).read_text(errors="replace")
 
 
 def run_cases(cases: Sequence[str], *, processes: int, devices: int = 1, seconds: float = 1800) -> dict[str, Any]:
@@ -66,11 +74,8 @@ def run_cases(cases: Sequence[str], *, processes: int, devices: int = 1, seconds
     with tempfile.TemporaryDirectory() as name:
         folder, address = Path(name), free_address()
         found = folder / "found"
-        commands = [
-            [sys.executable, str(WORKER), address, str(processes), str(i), str(devices), str(found), *cases]
-            for i in range(processes)
-        ]
-        with started(commands, folder) as running:
+        commands = [[address, str(processes), str(i), str(devices), str(found), *cases] for i in range(processes)]
+        with started(commands, folder, code=WORKER) as running:
             statuses = ended(running, seconds)
         if any(statuses):
             errors = "\n".join(f"process {i}: {said(folder, i)[-2000:]}" for i in range(processes))

@@ -4,34 +4,32 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import Forked
 from process_group import ended, free_address, said, started
 
 pytestmark = pytest.mark.slow
 
 SMALL = ("--data", "digits", "--clients", "9", "--cohort", "4", "--model", "linear", "--seeds", "1")
 PRIVATE = (*SMALL, "--privacy.clipping-norm", "0.5", "--privacy.noise-multiplier", "0.5", "--privacy.delta", "1e-3")
-JAXPFL = (sys.executable, "-m", "jaxpfl.cli")
 
 
 def commands(*arguments: str, processes: int, each: Sequence[Sequence[str]] = ()) -> list[list[str]]:
     """A command of each process, with what it alone is given."""
     address = free_address()
-    shared = [*JAXPFL, *arguments, "--distributed", address, "--processes", str(processes)]
+    shared = [*arguments, "--distributed", address, "--processes", str(processes)]
     own = each or [()] * processes
     return [[*shared, "--process", str(i), *own[i]] for i in range(processes)]
 
 
 def run(folder: Path, *arguments: str, processes: int, each: Sequence[Sequence[str]] = ()) -> list[int]:
     """Exit statuses of a distributed command; one process runs without the flags."""
-    given = commands(*arguments, processes=processes, each=each) if processes > 1 else [[*JAXPFL, *arguments]]
+    given = commands(*arguments, processes=processes, each=each) if processes > 1 else [list(arguments)]
     with started(given, folder) as running:
         return ended(running, 240)
 
@@ -126,38 +124,38 @@ def test_what_differs_between_the_processes_is_refused(tmp_path):
 
 
 def test_processes_find_each_other_under_slurm(tmp_path):
-    step = ("SLURM_STEP_NODELIST=localhost", "SLURM_STEP_NUM_NODES=1", "SLURM_NTASKS=2", f"SLURM_JOB_ID={os.getpid()}")
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
+    step |= {"SLURM_NTASKS": "2", "JAXPFL_DISTRIBUTED_TOKEN": "0123456789abcdef"}
     arguments = ("run", "fedavg", *SMALL, "--rounds", "2", "--distributed", "auto", "--output", str(tmp_path / "run"))
-    step = (*step, "JAXPFL_DISTRIBUTED_TOKEN=0123456789abcdef")
-    given = [["env", *step, f"SLURM_PROCID={i}", f"SLURM_LOCALID={i}", *JAXPFL, *arguments] for i in (0, 1)]
-    with started(given, tmp_path) as running:
+    each = [step | {"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in "01"]
+    with started([arguments] * 2, tmp_path, each=each) as running:
         assert ended(running, 240) == [0, 0], said(tmp_path, 0)
     assert "run folder" in said(tmp_path, 0, "out")
     assert said(tmp_path, 1, "out") == said(tmp_path, 1) == ""
 
 
-def test_without_a_cluster_nothing_is_found_and_ports_in_use_are_named():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
-    environment["JAXPFL_DISTRIBUTED_TOKEN"] = "0123456789abcdef"
-    command = [*JAXPFL, "run", "local", "--distributed", "auto"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 2, done.stderr
-    assert "no Slurm, Open MPI, Kubernetes or Cloud TPU was found" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_without_a_cluster_nothing_is_found_and_ports_in_use_are_named(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("SLURM", "OMPI", "KUBERNETES"))]:
+        monkeypatch.delenv(name)
+    lone = Forked("run", "local", "--distributed", "auto", JAXPFL_DISTRIBUTED_TOKEN="0123456789abcdef")
+    _, err = lone.communicate(100)
+    assert lone.returncode == 2, err
+    assert "no Slurm, Open MPI, Kubernetes or Cloud TPU was found" in err
+    assert err.count("\n") == 1
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code = f"from jaxpfl.support import distributed; distributed.start({address!r}, 2, 0, timeout=3)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert "is in use on this host" in done.stderr.splitlines()[-1], done.stderr
+        _, err = Forked(code=code).communicate(100)
+    assert "is in use on this host" in err.splitlines()[-1], err
 
 
 def test_a_wait_for_another_process_is_said_and_ends():
     """Process 0, whom nobody joins, says so and gives up."""
     address = free_address()
     code = f"from jaxpfl.support import distributed; distributed.start({address!r}, 2, 0, timeout=8, on_wait=print)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout == f"waiting for 1 of 2 processes at {address}\n"
-    assert f"JaxpflError: cannot join the processes of the run: not all processes reached {address}" in done.stderr
+    out, err = Forked(code=code).communicate(100)
+    assert out == f"waiting for 1 of 2 processes at {address}\n"
+    assert f"JaxpflError: cannot join the processes of the run: not all processes reached {address}" in err
 
 
 def test_a_stranger_is_refused_and_nobody_else_can_come(tmp_path):

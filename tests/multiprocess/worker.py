@@ -16,12 +16,26 @@ if version("jaxlib").startswith("0.10."):
 os.environ["XLA_FLAGS"] = " ".join(f"--xla_{flag}" for flag in flags)
 
 
+def share_programs(folder: str) -> None:
+    """Has process 0 compile for all, which trace for themselves: a program that they trace otherwise is an error."""
+    import jax
+    from jax._src import cache_key
+
+    # It tells the processes of a host apart, so that none would find what another compiled.
+    assert callable(cache_key._hash_accelerator_config)
+    cache_key._hash_accelerator_config = lambda *_: None
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_share_binary_between_hosts", True)
+    jax.config.update("jax_share_binary_between_hosts_timeout_ms", 300_000)
+
+
 def main(address: str, count: int, number: int, devices: int, out: str, names: list[str]) -> None:
     import jax
 
     from jaxpfl.support import distributed, processes
 
     if count > 1:
+        share_programs(f"{out}-programs")
         distributed.start(address, count, number, cpu_devices=devices)
     else:
         jax.config.update("jax_num_cpu_devices", devices)

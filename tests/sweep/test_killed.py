@@ -1,13 +1,12 @@
 """A sweep by halving killed with -9 between its groups, and resumed; `tests/faults` kills plain ones at each call."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
+from forks import Forked
 
 from jaxpfl.runs.records import load_sweep
 
@@ -18,10 +17,9 @@ COMMAND = [
 ]
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
+def started(folder: Path) -> Forked:
     more = ["--resume"] if (folder / "sweep.json").exists() else []
-    command = [sys.executable, "-m", "jaxpfl.cli", "sweep", *COMMAND, "--output", str(folder), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Forked("sweep", *COMMAND, "--output", folder, *more)
 
 
 def finished(folder: Path) -> None:

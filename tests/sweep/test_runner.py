@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forked
 from small import sweep_of, timeless
 
 from jaxpfl.cli import main
@@ -131,7 +131,7 @@ def test_without_ray_the_command_to_install_it_is_shown(monkeypatch: pytest.Monk
 
 
 COMMAND = [
-    *(sys.executable, "-m", "jaxpfl.cli", "sweep", "fedavg", "--grid", "clients=5,6", "--grid", "lr=.05,.1"),
+    *("sweep", "fedavg", "--grid", "clients=5,6", "--grid", "lr=.05,.1"),
     *("--model", "linear", "--local-steps", "2", "--batch-size", "5", "--seeds", "2", "--cohort", "3"),
     *("--rounds", "300", "--plan.devices", "1"),
 ]
@@ -141,7 +141,7 @@ def test_a_second_sweep_is_kept_out_of_the_folder(tmp_path: Path, capsys: pytest
     folder = tmp_path / "s"
     Sweep.open(folder, sweep_of("clients=5,6"), resume=False)
     with run_folder.lock(folder), pytest.raises(SystemExit) as ended:
-        main([*COMMAND[3:], "--output", str(folder), "--resume"])
+        main([*COMMAND, "--output", str(folder), "--resume"])
     assert ended.value.code == 2
     assert "is using" in capsys.readouterr().err.splitlines()[-1]
 
@@ -177,7 +177,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sweep in one process."""
     pytest.importorskip("ray", reason="the extra jaxpfl[ray] is not installed")
     folder = tmp_path_factory.mktemp("alone") / "s"
-    subprocess.run([*COMMAND, "--output", str(folder)], check=True, capture_output=True)
+    assert (process := Forked(*COMMAND, "--output", folder)).wait() == 0, process.communicate()
     return folder
 
 
@@ -186,7 +186,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_ray_cluster_gives_the_numbers_of_one_process_whatever_is_killed(tmp_path: Path, alone: Path, killed: str):
     folder = tmp_path / "s"
     command = [*COMMAND, "--output", str(folder), "--ray", "local"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = Forked(*command)
     if killed == "task":
         os.kill(task_at_work(process.pid), signal.SIGKILL)
     elif killed == "sweep":
@@ -198,10 +198,9 @@ def test_a_ray_cluster_gives_the_numbers_of_one_process_whatever_is_killed(tmp_p
             time.sleep(0.1)
     _, err = process.communicate(timeout=400)
     if killed == "sweep":
-        done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
-    else:
-        assert process.returncode == 0, err
-        assert "Warning" not in err
+        process = Forked(*command, "--resume")
+        _, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert killed == "sweep" or "Warning" not in err
     assert Journal(folder).path.read_bytes().count(b"\n") == 8  # every run was recorded once
     assert timeless(folder) == timeless(alone)
