@@ -86,11 +86,11 @@ def test_labels_without_a_named_task_are_refused():
 @pytest.mark.parametrize(
     ("labels", "given", "message"),
     [
-        ("regression", {"task": "binary"}, "labels of the task binary must be 0 or 1, got"),
-        ("multilabel", {"task": "binary"}, r"binary must be \[n\], got 2 for each example: use multilabel"),
-        ("binary", {"task": "multilabel"}, r"multilabel must be \[n, labels\], got \[n\]: use binary"),
+        ("regression", {"task": "binary"}, "labels of the task 'binary' must be 0 or 1, got"),
+        ("multilabel", {"task": "binary"}, r"'binary' must be \[n\], got 2 for each example: use 'multilabel'"),
+        ("binary", {"task": "multilabel"}, r"'multilabel' must be \[n, labels\], got \[n\]: use 'binary'"),
         ("regression", {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
-        ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss poisson must be >= 0, got -"),
+        ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss 'poisson' must be >= 0, got -"),
         ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 requires task"),
         ("binary", {"loss": "squared"}, "loss = squared requires task = regression, got classification"),
         ("binary", {"metrics": {"mine": 3}}, "the metric 'mine' must be a function of predictions and labels, got 3"),
@@ -464,7 +464,7 @@ def test_what_makes_no_sense_is_refused_with_its_reason(method, task, settings, 
     ("data", "given", "message"),
     [
         ({}, {"num_classes": 3}, r"number of tokens\) must be greater than the largest label \(6\), got 3"),
-        ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token must be integers .* got int32 \[8\]"),
+        ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task 'next-token' must be integers .* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
         (
             {},

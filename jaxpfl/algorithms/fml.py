@@ -50,7 +50,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
     The personalized model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 
     Args:
-      task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
+      task: task; its model is the model of mu, and of theta unless ``architectures`` is given.
       work: the local work in a round; theta and mu have separate optimizer states.
       architectures: the clients' models, as in `adaped`.
 

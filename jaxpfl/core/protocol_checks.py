@@ -196,9 +196,9 @@ def _check_upload(upload: Upload) -> None:
 
 
 def _returned(what: str, result: Any, *names: str) -> Any:
-    """Return a function's result after checking that it is a tuple with one value for each name.
+    """Return a method function's result after checking that it is a tuple with one value for each of ``names``.
 
-    The last value must be a dict of scalars, the metrics.
+    The last value, the metrics, must be a dict of scalars.
     """
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -229,7 +229,7 @@ class ClientData:
         return np.bincount(client[first], minlength=len(size)), int(np.diff(first, append=len(persons)).max(initial=0))
 
     def without_persons(self) -> ClientData:
-        """Return the same clients without the persons of their examples."""
+        """Return the same clients without the examples' person ids."""
         return self if self.persons is None else replace(self, examples=Examples(*self.examples[:2]))
 
     def flat(self) -> Store:

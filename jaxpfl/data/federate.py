@@ -184,7 +184,7 @@ def federate(source: Source, **settings: Any) -> Federation:
 
 @keywords_of(Split)
 def federate_unseen(source: Source, **settings: Any) -> Federation:
-    """Make unseen clients from the test users without training examples, and split each client's examples.
+    """Make unseen clients from the test users who have no training examples, and split each client's examples.
 
     In LEAF's split by user, for example, the test users differ from the training users. `jaxpfl.data.seen` returns a
     source without these test users. Clients made from that source need no test examples (``test_share=0``), and their

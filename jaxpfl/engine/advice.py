@@ -146,7 +146,8 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
     A method that publishes all data of one random client satisfies a privacy claim about users with delta =
     1 / clients. A method that publishes one random example of each client satisfies a claim about examples with delta =
-    1 / examples, where ``examples`` is the number of examples of the largest client. The same is true of persons.
+    1 / examples, where ``examples`` is the number of examples of the largest client.
+    Likewise, a claim about persons is satisfied with delta = 1 / persons.
     """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:

@@ -92,7 +92,7 @@ class _Slots(NamedTuple):
       present: whether the slot is filled.
       state: row of the slot's client in the states.
       data: row of the slot's client in the data.
-      place: index of the slot in the whole cohort, where the client's outputs are stored.
+      place: index of the slot among all slots of the cohort; the client's outputs are stored there.
     """
 
     present: Array
@@ -198,7 +198,7 @@ def _run_even(
 
     Args:
       one: work of one client.
-      rows: rows of the whole cohort, [capacity].
+      rows: rows [capacity] of the cohort's clients on all devices.
       first: first client whose state this device stores.
       states: states of this device's clients.
       data: data of all clients.

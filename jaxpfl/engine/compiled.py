@@ -295,7 +295,7 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key:
-    """Key that describes the values and the inputs that every program has: JAX's configuration, flags and devices."""
+    """Key for the given values and for every program's common inputs: JAX's configuration, flags and devices."""
     config, defaults = jax.config, jax.config.values
     names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
     environment = (

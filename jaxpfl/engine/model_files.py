@@ -250,7 +250,7 @@ class Models:
             labels = {f"prediction{head}": (own > 0.5).astype(int) for head, own in values.items()}
             return labels | {f"probability{head}": own for head, own in values.items()}
         if kind not in (CLASSIFICATION, "binary", "ranking"):
-            raise JaxpflError(f"a table cannot show predictions of the task {kind}: use predict in Python")
+            raise JaxpflError(f"a table cannot show predictions of the task {kind!r}: use predict in Python")
         names = np.array(range(found.shape[1]) if classes is None else classes)
         probabilities = {f"probability_{name}": own for name, own in zip(names, found.T, strict=True)}
         return {"prediction": names[found.argmax(axis=1)], **probabilities}

@@ -118,7 +118,7 @@ class Programs:
             short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
             if block <= least:
                 raise OutOfMemoryError(
-                    f"with {block} client(s) at once, the program {name} needs {short}: use fewer (plan.clients), "
+                    f"with {block} client(s) at once, the program {name!r} needs {short}: use fewer (plan.clients), "
                     "fewer runs at once (plan.runs = map), fewer clients or a smaller model"
                 )
             fewer = max(1, min(block // 2, block * free // need))
@@ -186,7 +186,7 @@ class Programs:
         return traced_as(runs, chosen.form, chosen.matmul, **more)
 
     def _plan_of(self, name: Name) -> Resolved:
-        """Resolved plan of a program. The program ``start`` begins with a block of all clients."""
+        """Resolved plan of a program. For ``start``, one block contains all clients."""
         if name == "start":
             return self.execution._replace(block=self._of.placement.rows, form=None, linear=None)
         return self.execution if name == "advance" else self._of.scoring

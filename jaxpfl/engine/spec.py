@@ -342,7 +342,7 @@ class RunSpec(Settings):
     def hp(self) -> Any:
         """Hyper-parameters of the method.
 
-        They are the method's defaults, replaced by ``lr`` and ``server_lr``, and then by the values in ``hyper``.
+        The method's defaults are overridden by ``lr`` and ``server_lr``, and these by the values in ``hyper``.
 
         Raises:
           JaxpflError: if a name is not a hyper-parameter of the method, or if a value is out of range.

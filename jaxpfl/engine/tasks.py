@@ -177,17 +177,15 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     if kind == NEXT_TOKEN:
         return _tokens(stated, federation, examples)
     if kind in _ONE_LABEL and of_first:
-        raise JaxpflError(f"labels of the task {kind} must be [n], got {of_first[0]} for each example: use multilabel")
+        raise JaxpflError(f"labels of {kind!r} must be [n], got {of_first[0]} for each example: use 'multilabel'")
     if kind == "multilabel" and not of_first:
-        raise JaxpflError("labels of the task multilabel must be [n, labels], got [n]: use binary")
+        raise JaxpflError("labels of 'multilabel' must be [n, labels], got [n]: use 'binary'")
     if kind in ZERO_OR_ONE:
-        _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
+        _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind!r} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
-        raise JaxpflError(
-            "the task ranking requires a client with test examples of both classes, or its AUC is undefined"
-        )
+        raise JaxpflError("AUC is undefined: the task 'ranking' requires a client with test examples of both classes")
     if kind == "regression" and str(spec.loss).startswith("poisson"):
-        _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
+        _check(labels, lambda y: y >= 0, "labels of the loss 'poisson' must be >= 0")
     if kind == "regression" and (lost := digit_loss(federation.train.examples.y)) is not None:
         warn(f"labels: {lost}: subtract an offset from them")
     return of_first[0] if of_first else 1
@@ -198,10 +196,10 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Store]) -
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(
-            f"labels of the task next-token must be integers [n, T], one for each input token (-1 for none), "
+            f"labels of the task 'next-token' must be integers [n, T], one for each input token (-1 for none), "
             f"got {y.dtype} {list(y.shape)} for inputs {['n', *shape]}"
         )
-    _check(labels, lambda y: y >= NO_LABEL, "labels of the task next-token must be tokens, or -1 for none")
+    _check(labels, lambda y: y >= NO_LABEL, "labels of the task 'next-token' must be tokens, or -1 for none")
     largest = max(int(y.max(initial=0)) for y in labels)
     if stated is None:
         read = np.issubdtype(federation.train.examples.x.dtype, np.integer)
@@ -241,7 +239,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
     if kind not in (CLASSIFICATION, NEXT_TOKEN):
         if found[:1] != (n,) or math.prod(found) != n * outputs:
             raise JaxpflError(
-                f"{returns}, but {kind} with labels {_shape(n, (n, *y.shape[1:]))} requires {outputs} per example"
+                f"{returns}, but {kind!r} with labels {_shape(n, (n, *y.shape[1:]))} requires {outputs} per example"
             )
         return
     rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "vocabulary entries")

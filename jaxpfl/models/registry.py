@@ -98,7 +98,7 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
         raise JaxpflError(f"model {base!r} takes no numbers, got {shown(name)} (with numbers: {examples})")
     if every and not entry.every:
         able = " or ".join(other for other, entry in _BUILDERS.items() if entry.every)
-        raise JaxpflError(f"next-token requires a model with a label per token, got {base!r}: use {able}")
+        raise JaxpflError(f"the task 'next-token' requires a model with a label per token, got {base!r}: use {able}")
     entry.check(tuple(input_shape))
     build = partial(entry.build, every=True) if every else entry.build
     if not colon:

@@ -31,7 +31,7 @@ _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it 
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context in which traced models have replaced layers ("products", the default) or their own ("plain")."""
+    """Return a context that traces models with substitute layers ("products", the default) or their own ("plain")."""
     return _form(of)
 
 

@@ -138,7 +138,7 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Lower bounds on epsilon, as functions of how many runs with and without the canary score above a threshold."""
+    """Lower bounds on epsilon, given how many runs score above a threshold with the canary and without it."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -428,7 +428,7 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value of the test that noise is uncorrelated with the exact sums to which it was added, [n, entries] each."""
+    """p-value of the test that noise [n, entries] is uncorrelated with the exact sums [n, entries] below it."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)

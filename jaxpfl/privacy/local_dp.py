@@ -159,7 +159,7 @@ def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
 
     The less probable outcome has the probability p = |x| sigmoid(-eps) + (1 - |x|) / 2. This outcome is drawn if
     ``uniform <= p``. Uniforms are multiples of the generator's step, so the sampled probability is the next multiple
-    above p, but never above one half. If p underflows to zero (for |x| = 1 and eps above 88 in float32), the sampled
+    above p, capped at one half. If p underflows to zero (for |x| = 1 and eps above 88 in float32), the sampled
     probability is one step. p is computed by this formula because the equivalent (1 - |x| tanh(eps/2)) / 2 would be
     inaccurate for large eps.
     """

@@ -193,7 +193,7 @@ def resolve(config: RunConfig) -> RunConfig:
     for one in dataclasses.fields(config):  # Python functions cannot be written as text, and a config is stored as text
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(f"{one.name} must be a string or a number, got {shown(value)}: pass it to jaxpfl.fit")
+            raise JaxpflError(f"a config takes {one.name} only as text or a number, got {shown(value)}: use jaxpfl.fit")
     metrics.parse_metrics(config.metrics)
     folder = data_folder(config.data, config.data_dir)
     if (

@@ -277,7 +277,7 @@ def count_missing(
 def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment: Experiment) -> dict[str, str | None]:
     """Return the entry ``clipping_remark`` of a private method's summary; empty if there is nothing to remark.
 
-    The remark compares the norms of the uploads before clipping with the clipping norm.
+    The remark compares the unclipped uploads' norms with the clipping norm.
     """
     rounds = [r for r in records if {"upload_norm", "clipping_norm"} <= r.keys()]
     if not rounds or not stored["privacy"].get("epsilon"):

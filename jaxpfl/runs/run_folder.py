@@ -272,7 +272,7 @@ def code_changes(folder: Path, texts: Mapping[str, bytes]) -> list[str]:
 
 
 def located(config: C, folder: Path = Path()) -> C:
-    """Return the config with another folder in its references ``FOLDER/FILE.py:NAME`` to the user's code.
+    """Return the config with a new FOLDER in its ``FOLDER/FILE.py:NAME`` references to the user's code.
 
     By default, the references get no folder.
     """

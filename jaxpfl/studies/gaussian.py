@@ -164,7 +164,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
     Args:
       given: the settings.
-      sq2: variance that the estimator assumes a release to add to an entry.
+      sq2: variance that a release adds to an entry, according to the estimator.
       added: variance that the release actually adds; ``sq2`` by default.
       a: weight of a client's own mean; by default, the weight that is optimal for ``sq2``.
     """

@@ -287,7 +287,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     center, scale = local.mean(axis=0), np.sqrt(scatter / (sizes - 1).sum())
     for column, spread in zip(clients.columns, scale, strict=True):
         if not spread > 0:
-            raise JaxpflError(f"{path}: column {column} must have a client with different samples")
+            raise JaxpflError(f"{path}: column {column} must vary within at least one client")
     with jax.enable_x64(True):
         data = base.stack([(own - center) / scale for own in samples])
         estimator = mixture.em(given.components, steps=STEPS, starts=STARTS)

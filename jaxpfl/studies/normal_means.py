@@ -268,7 +268,7 @@ def read(
     groups: str | None = None,
     weights: str | None = None,
 ) -> Summaries:
-    """Read clients from a table that has exactly one pair of the columns in `PAIRS`, in any order and case.
+    """Read clients from a table that has the columns of exactly one pair in `PAIRS`, in any order and case.
 
     Args:
       table: table with a row per client.
@@ -282,7 +282,7 @@ def read(
         covariate, ``groups`` or ``weights`` is not the name of a column; if a column is used twice; if a cell is not a
         finite number; if a standard error, a number of trials or an exposure is not positive; if successes, trials or
         counts are not whole, or there are more successes than trials; if a weight is negative; if a name is empty (the
-        message gives the line) or occurs twice; or if one of at least three clients is the sum of all others.
+        message gives the line) or occurs twice; or if one client is the sum of all (two or more) others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]

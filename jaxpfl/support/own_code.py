@@ -52,7 +52,7 @@ def split(reference: str) -> tuple[Path, str]:
 
 
 def moved(reference: str, folder: Path = Path()) -> str:
-    """Return the reference with another folder for the file; by default, with no folder."""
+    """Return the reference with a new folder before the file name; by default, without a folder."""
     path, name = split(reference)
     return f"{folder / path.name}:{name}"
 

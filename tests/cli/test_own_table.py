@@ -215,4 +215,4 @@ def test_texts_are_described_and_refused(capsys, modules):
     assert "window applies to text:FOLDER, not to digits" in other.err
     model = jaxpfl(capsys, "run", "fedavg", *modules, "--model", "mlp")
     assert (model.status, model.err.count("\n")) == (2, 1)
-    assert "next-token requires a model with a label per token, got 'mlp'" in model.err
+    assert "the task 'next-token' requires a model with a label per token, got 'mlp'" in model.err

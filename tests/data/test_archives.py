@@ -97,10 +97,10 @@ def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple)
     assert (found.task, found.y_train.dtype, found.y_train.max()) == ("regression", np.float32, 6)
     found = load(name, task="classification")
     assert (found.task, found.num_classes, found.class_names.tolist()) == ("classification", 3, [4, 5, 6])
-    with pytest.raises(JaxpflError, match="the task binary requires two classes, but the labels have 3"):
+    with pytest.raises(JaxpflError, match="the task 'binary' requires two classes, but the labels have 3"):
         load(name, task="binary")
     save(tmp_path / "a.npz", x_train=X, y_train=Y + 0.5)
-    with pytest.raises(JaxpflError, match="task classification requires whole numbers as labels, but y_train has"):
+    with pytest.raises(JaxpflError, match="task 'classification' requires whole numbers as labels, but y_train has"):
         load(name, task="classification")
     save(tmp_path / "a.npz", x_train=X, y_train=Y - 9)
     assert load(name, task="regression").y_train.min() == -9

@@ -207,7 +207,7 @@ def test_two_classes_are_labels_0_and_1_of_a_task_with_one_logit(tmp_path: Path)
         source = load("libsvm:own", str(tmp_path), task=task)
         assert (source.task, source.num_classes, source.y_train.tolist()) == (task, 1, [1, 0, 0])
     (tmp_path / "own").write_text(TRAIN + "3 1:1\n")
-    with pytest.raises(JaxpflError, match="the task ranking requires two classes, but the labels have 3"):
+    with pytest.raises(JaxpflError, match="the task 'ranking' requires two classes, but the labels have 3"):
         load("libsvm:own", str(tmp_path), task="ranking")
 
 

@@ -249,9 +249,9 @@ def test_stein_s_estimate_of_the_risk():
         ([], [], {"prior": "point-normal"}, "at least 1 client is required, got 0"),
         ([1.0, 2.0], 1.0, {"prior": "nomal"}, "unknown prior 'nomal': did you mean 'normal'"),
         ([1.0, 2.0], 1.0, {"center": "zero"}, "center must be a number or 'learned', got 'zero'"),
-        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "center must be left out for prior npmle, got 0.0"),
-        ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "center must be a number for prior scale"),
-        ([1.0, 2.0], 1.0, {"components": 10}, "components must be left out for prior normal, got 10"),
+        ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "center must be left out for prior 'npmle', got 0.0"),
+        ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "center must be a number for prior 'scale"),
+        ([1.0, 2.0], 1.0, {"components": 10}, "components must be left out for prior 'normal', got 10"),
         (
             [1.0, 2.0],
             1.0,

@@ -261,7 +261,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (built("transformer:8", 6), "width,blocks or width,blocks,heads, .* got 8"),
         (built("transformer:8,0", 6), "got 8,0"),
         (built("transformer:10,1", 6), "multiple of twice the heads .by default 4., got 10,1"),
-        (lambda: build_model("mlp", 10, (6,), every=True), "next-token requires .*, got 'mlp': use gru or"),
+        (lambda: build_model("mlp", 10, (6,), every=True), "the task 'next-token' requires .*, got 'mlp': use gru or"),
         (lambda: classification(build_model("gru", 10, (80,)), (80,), 10), "inputs must be integers for a model of"),
         (started(dense0_kernel=np.zeros((4, 6))), r"'dense0/kernel' must be \(4, 5\), got \(4, 6\)"),
         (started(head_scale=np.zeros(3)), r"'head/scale' must be absent, got \(3,\)"),

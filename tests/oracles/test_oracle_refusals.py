@@ -189,7 +189,7 @@ def test_what_is_no_factor(function, message):
 
 def test_stored_runs():
     refused(
-        "lr_schedule must be a string or a number, got .*jaxpfl.fit",
+        "takes lr_schedule only as text or a number, got .*jaxpfl.fit",
         lambda: resolve(RunConfig(lr_schedule=lambda r: 1.0)),
     )
     refused("label_smoothing must be", lambda: resolve(RunConfig(label_smoothing=1.0)))

@@ -98,7 +98,7 @@ def test_files(made, tmp_path: Path):
         ({"components": 5}, "a,1\na,2\nb,3\nb,4\n", r"csv: components must be <= 2 \(the number of clients\), got 5"),
         ({"epsilon": 1.0}, "a,1\na,2\nb,3\n", "epsilon is not available with --csv, as its estimates are not private"),
         ({"radius": 2.0}, "a,1\na,2\nb,3\n", "radius applies to simulated clients, not to --csv"),
-        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "column value must have a client with different samples"),
+        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "column value must vary within at least one client"),
         ({"components": 2}, "a,1\nb,3\n", "every client has a single sample"),
     ],
 )

@@ -275,7 +275,7 @@ class ClientClusters(NamedTuple):
 
 
 def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) -> ClientClusters:
-    """Draw k clusters of m clients, and a permutation of the labels for each cluster.
+    """Divide m clients at random into k clusters, and draw a permutation of the labels for each cluster.
 
     Raises:
       JaxpflError: if k is outside 1 .. m, or above the number of permutations of the classes.

@@ -164,7 +164,7 @@ def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.G
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
     if options.sigma is None and options.min_examples is not None:
         raise JaxpflError(
-            "the partition 'classes' takes min examples only with sigma: set sigma, or leave out min examples"
+            "the partition 'classes' takes min_examples only with sigma: set sigma, or leave out min_examples"
         )
     held = deal_classes(np.unique(source.y_train), m, k, rng)
     if options.sigma is None:

@@ -69,7 +69,7 @@ def dirichlet_per_class(
     _check_enough(len(labels), m)
     if least < 0 or m * least > len(labels):
         raise JaxpflError(
-            f"min examples (--min-examples) must be from 0 to {len(labels) // m} "
+            f"min_examples (--min-examples) must be from 0 to {len(labels) // m} "
             f"for {m} clients and {len(labels)} examples, got {least}"
         )
     classes = np.unique(labels)
@@ -80,7 +80,7 @@ def dirichlet_per_class(
             return deal(labels, classes, counts, rng)
     raise JaxpflError(
         f"none of {_TRIES} Dirichlet splits gave each of {m} clients at least {least} examples: "
-        "use a larger alpha, fewer clients or smaller min examples (--min-examples)"
+        "use a larger alpha, fewer clients or a smaller min_examples (--min-examples)"
     )
 
 
@@ -132,7 +132,7 @@ def lognormal_by_class(
         if left < 0:
             raise JaxpflError(
                 f"class {label} has {totals[label]} examples, too few for {len(holders)} clients that hold it: use "
-                "fewer clients, fewer classes per client or smaller min examples (--min-examples)"
+                "fewer clients, fewer classes per client or a smaller min_examples (--min-examples)"
             )
         counts[holders, label] += apportion(weights[holders], left, rng)
     return deal(labels, classes, counts[:, classes], rng)

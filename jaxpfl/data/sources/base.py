@@ -293,7 +293,7 @@ def warn_of_empty(place: Path, names: Collection[str]) -> None:
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Replace users' names, [N] and [T], by numbers 0 .. U - 1 in the order of the names; also return the names."""
+    """Number the users of training [N] and test [T] examples 0 .. U - 1 in the order of names, and return the names."""
     names, numbers = np.unique(train if test is None else np.concatenate([train, test]), return_inverse=True)
     numbers = numbers.astype(np.int32)
     return numbers[: len(train)], None if test is None else numbers[len(train) :], names

@@ -126,7 +126,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder} contains {kind}, but {name!r} requires {expected}")
     if every and kind == "images":
-        raise JaxpflError(f"{train_folder} contains {kind}, but the task next-token requires text or sequences")
+        raise JaxpflError(f"{train_folder} contains {kind}, but the task 'next-token' requires text or sequences")
     encode: Callable[..., Any] = partial(_numbers, tokens=tokens)
     if kind == "text":
         encode, classes = partial(encode_text, every=every), len(ALL_LETTERS)

@@ -71,7 +71,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         if several or task == "classification":
             count = len(classes)
         elif len(classes) != 2:
-            raise JaxpflError(f"{train}: the task {task} requires two classes, but the labels have {len(classes)}")
+            raise JaxpflError(f"{train}: the task {task!r} requires two classes, but the labels have {len(classes)}")
     description = LIBSVM_SETS.get(name) or f"LIBSVM text in {train}"
     source = Source(name, x[0], y[0], None, None, count, description, task=task)
     if test is not None:

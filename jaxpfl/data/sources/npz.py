@@ -204,7 +204,7 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: the task {task} requires whole numbers as labels, but y_{real[0]} has others")
+        raise JaxpflError(f"{path}: the task {task!r} requires whole numbers as labels, but y_{real[0]} has others")
     if task is None and real:
         raise JaxpflError(
             f"{path}: y_{real[0]} contains whole numbers as {labels[real[0]].dtype}: set the task (--task regression, "
@@ -212,7 +212,7 @@ def _number_labels(
         )
     numbers, names = number_classes(labels)
     if task in ("binary", "ranking") and len(names) != 2:
-        raise JaxpflError(f"{path}: the task {task} requires two classes, but the labels have {len(names)}")
+        raise JaxpflError(f"{path}: the task {task!r} requires two classes, but the labels have {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
         raise JaxpflError(
             f"{path}: y_train must be integers >= 0, got {names[0]}: for a regression, use --task regression"

@@ -212,7 +212,7 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
         _warn_of_task(task, f"column {shown(target)} contains {len(distinct)} different values, {kind}")
     if task == "regression":
         if numbers is None:
-            raise JaxpflError(f"{table.path}: regression requires numbers, but column {shown(target)} contains text")
+            raise JaxpflError(f"{table.path}: 'regression' requires numbers, but column {shown(target)} contains text")
         check_single(table, target, numbers)
         return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
@@ -252,7 +252,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
         raise JaxpflError(f"task = {task} requires one label column: for several columns, use multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} contains {y[row, place]:g}"
-        raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel requires labels 0 or 1, but {holds}")
+        raise JaxpflError(f"{table.path} line {table.lines[row]}: 'multilabel' requires labels 0 or 1, but {holds}")
     return _Labels(y.astype(np.int32), task, len(targets))
 
 

@@ -449,9 +449,9 @@ def _check_center(prior: Family, center: Any) -> None:
         if center != "learned":
             raise JaxpflError(f"center must be a number or 'learned', got {shown(center)}")
         if prior in COMPONENTS:
-            raise JaxpflError(f"center must be a number for prior {prior}, got 'learned': subtract a center from x")
+            raise JaxpflError(f"center must be a number for prior {prior!r}, got 'learned': subtract a center from x")
     elif prior == "npmle":
-        raise JaxpflError(f"center must be left out for prior {prior}, got {center}")
+        raise JaxpflError(f"center must be left out for prior {prior!r}, got {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
         raise JaxpflError(f"center must be a finite number, got {shown(center)}")
 
@@ -473,7 +473,7 @@ def _warn_of_center(prior: Family, x: Array) -> None:
 def _components(prior: Family, components: int | None) -> int:
     if prior not in COMPONENTS:
         if components is not None:
-            raise JaxpflError(f"components must be left out for prior {prior}, got {components}")
+            raise JaxpflError(f"components must be left out for prior {prior!r}, got {components}")
         return 0
     count = COMPONENTS[prior] if components is None else components
     if count != int(count) or count < _LEAST_COMPONENTS:

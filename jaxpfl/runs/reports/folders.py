@@ -230,7 +230,7 @@ def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
 
 
 def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
-    """Return differences between the methods' files of a run and its summary or ``clients.npz``."""
+    """Return differences between a run's per-method files and its ``summary.json`` or ``clients.npz``."""
     troubles, summary = [], files.read_json(path / SUMMARY)
     headline, stored = stored_headline(summary), read_npz(path / "clients.npz")
     for name, own in arrays.items():

@@ -22,8 +22,8 @@ from jaxpfl.support.console import INK, entitle, literal, plain, shades
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Plot the results of a sweep.
 
-    For each axis with several values, ``by-AXIS`` shows the validation and test score of each method; for each value of
-    the axis, the other axes have the values with the best validation score. For a method with two or more axes,
+    For each axis with several values, ``by-AXIS`` shows the validation and test score of each method. At each value of
+    the axis, the other axes are set to their best values by validation score. For a method with two or more axes,
     ``pairs-METHOD`` shows heat maps.
 
     Args:
