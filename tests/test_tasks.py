@@ -124,8 +124,8 @@ def test_models_return_one_array_of_real_numbers(output, what):
         ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, but 3 classes require \[n, 3\]$"),
         ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, but 5 classes require \[n, 5\]$"),
         ("binary", (None,), {}, r"returns \[n\] for n examples, but 2 classes require \[n, 2\], or task = binary"),
-        ("binary", (None, 2), {"task": "binary"}, r"returns .* binary with labels \[n\] requires 1 per example"),
-        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] requires 2 per example"),
+        ("binary", (None, 2), {"task": "binary"}, r"returns .* 'binary' with labels \[n\] requires 1 per example"),
+        ("multilabel", (None, 3), {"task": "multilabel"}, r"'multilabel' with labels \[n, 2\] requires 2 per example"),
     ],
 )
 def test_models_of_fewer_or_other_outputs_are_refused(labels, shape, given, message):
@@ -147,7 +147,7 @@ def test_labels_of_any_split_count_for_a_models_outputs():
         jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2))
     below = jaxpfl.stack_clients(clients, test=clients)
     below = below._replace(train=below.train.with_examples(y=below.train.examples.y - 1))
-    with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
+    with pytest.raises(JaxpflError, match="labels of the task 'classification' must be >= 0, got -1"):
         jaxpfl.fit("fedavg", below, **model)
     two = jaxpfl.stack_clients([(x, y % 2) for x, y in clients], test=clients[:2])
     with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* the data have 3 classes: set num_classes = 4"):

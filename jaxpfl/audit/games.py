@@ -184,7 +184,7 @@ class Game(NamedTuple):
     Attributes:
       bound: lower bound on epsilon.
       statistic: name of the statistic that gave the bound.
-      present, absent: values of this statistic in the worlds with and without the canary.
+      present, absent: values of this statistic in the worlds with the canary, and in the worlds without it.
     """
 
     bound: EpsilonBound

@@ -170,7 +170,8 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
 def _check_upload(upload: Upload) -> None:
     """Check that an upload consists of arrays, and that its weight is a tree prefix of its total.
 
-    Each leaf of the weight corresponds to one or several leaves of the total, whose shapes must begin with its shape.
+    Each leaf of the weight corresponds to one or several leaves of the total, whose shapes must begin with the shape of
+    the weight's leaf.
 
     Raises:
       JaxpflError: if a check fails; the error names the part of the upload.

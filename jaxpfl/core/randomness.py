@@ -72,7 +72,7 @@ def named(key: Key, *names: object) -> Key:
 
 
 def words_of(*names: object) -> np.ndarray:
-    """Hash the names of a stream to the words that `named` folds in, [4] uint32."""
+    """Hash the names of a stream to the words [4] uint32 that `named` folds in."""
     text = "\0".join(_ADDRESS.sub("", repr(name)) for name in map(_short, names))
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u4").astype(np.uint32)
 

@@ -130,7 +130,7 @@ def names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def valid_count(valid: Array) -> Array:
-    """Number of valid slots, at least one, []."""
+    """Number [] of valid slots, or one if no slot is valid."""
     return jnp.maximum(valid.sum(), 1)
 
 

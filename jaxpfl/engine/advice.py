@@ -40,7 +40,7 @@ def without_effect(settings: Settings) -> dict[str, str]:
 
 
 def refuse(settings: Settings, without: Mapping[str, str], recorded: Settings | None = None) -> None:
-    """Refuse settings without effect, unless they were not given or have their recorded value.
+    """Refuse the given settings without effect, except settings that have their recorded value.
 
     Args:
       settings: settings as the user gave them.

@@ -241,7 +241,7 @@ def _run_here(
       slots: slots that this device runs.
       states: states of this device's clients.
       data: data that this device reads.
-      kept: number of slots in the whole cohort.
+      kept: number of slots of the cohort on all devices.
       block: number of clients in one vectorized operation.
       everyone: whether slot i has row i of states and data (static).
     """

@@ -284,7 +284,7 @@ class Key(NamedTuple):
     """Key of a cached value.
 
     Attributes:
-      text: digest of settings, shapes and names, 64 hexadecimal digits; the same in every process.
+      text: digest (64 hexadecimal digits) of settings, shapes and names; the same in every process.
       objects: objects that ``text`` does not describe, which are compared by equality or identity.
       named: whether ``text`` alone identifies the value, because none of the objects belongs to the user.
     """
@@ -312,7 +312,7 @@ def key_of(*values: Any) -> Key:
 
 
 def named(*values: Any) -> str | None:
-    """Digest that describes only the values, 64 hexadecimal digits; None if a value contains a user's object."""
+    """Digest (64 hexadecimal digits) that describes only the values; None if a value contains a user's object."""
     reading = _Reading()
     text = reading.text(values)
     return text if reading.named else None

@@ -232,7 +232,7 @@ def adapt_all(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Return the inputs that all clients share, and `Message.per_client`; if ``newcomers``, for unseen clients."""
+    """Return the inputs that all clients (unseen clients if ``newcomers``) share, and `Message.per_client`."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -383,7 +383,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
 
 
 def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
-    """Each metric of a client, []: the mean over the client's examples, NaN if it has none; or `Pooled.score`."""
+    """Each metric [] of a client: `Pooled.score`, or the mean over the client's examples (NaN without examples)."""
     means = {}
     for name, totals in sums.items():
         metric = task.metrics[name]
@@ -395,7 +395,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
 
 
 def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
-    """Each `PerClient` metric, computed from all of a client's examples together, []; NaN if there are no examples."""
+    """Each `PerClient` metric [], computed from all of a client's examples together; NaN without examples."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
     found = {}
@@ -517,7 +517,7 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
-    """Yield, in order, the rounds after ``start`` that are multiples of one of the numbers ``every``, and ``rounds``.
+    """Yield, in order, the rounds after ``start`` that are multiples of a number in ``every``; the last is ``rounds``.
 
     An ``every`` of 0 has no multiples. Rounds are counted from the run's beginning, so a resumed run stops at the same
     rounds as an uninterrupted run.

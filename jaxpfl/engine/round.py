@@ -82,7 +82,8 @@ def one_round(
 
     - the clients' metrics, averaged over the clients whose work was not discarded, and the server's metrics;
     - ``participants``, the number of clients in the cohort;
-    - ``diverged``, the number of clients whose work was discarded because it, or the server's update, was not finite;
+    - ``diverged``, the number of clients whose work was discarded because the work or the server's update was not
+      finite;
     - ``dropped``, the number of clients that dropped out, if there is a dropout rate;
     - ``left_out``, the number of drawn clients for which the cohort had no slot, if the sampling can leave out clients;
     - ``upload_bits_high`` and ``upload_bits_low``, which together give the number of bits of the uploads that reached
@@ -272,7 +273,7 @@ def take_part(
 ) -> Outcome:
     """Run one round for a client of the cohort.
 
-    ``Outcome.summed`` is a tuple: the packed upload, 1 if the upload arrived and otherwise 0, a `_Done`, and a
+    ``Outcome.summed`` is a tuple of four: the packed upload; 1 if the upload arrived, otherwise 0; a `_Done`; and a
     `_Tally`. For a method whose server needs individual uploads, the first two are in ``Outcome.kept`` instead.
 
     In asynchronous rounds, the last item of ``shared`` is an `InFlight` instead of a message, and the last item of
@@ -323,7 +324,7 @@ def take_part(
 
 
 def summable(upload: PyTree, slots: int) -> Array:
-    """True if ``slots`` such uploads would have a finite sum, and the sum would have finite squares, [] bool.
+    """True if a sum of ``slots`` such uploads would be finite and have finite squares, [] bool.
 
     Any other upload is discarded, because it could make the whole cohort's sum infinite. The squares matter because
     server optimizers store them.
@@ -400,7 +401,7 @@ def _add(sums: list[PyTree]) -> PyTree:
 
 
 def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stacked:
-    """Concatenate the uploads from the slots of all groups; also the rows of the clients in these slots."""
+    """Concatenate the uploads from the slots of all groups, and the rows of the clients in these slots."""
     kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
     packed, arrived = kept
     upload: Upload = jax.vmap(trees.Packed.unpack)(packed)

@@ -168,7 +168,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         if (found := y.shape[1:]) != of_first:
             raise JaxpflError(f"labels of all splits and unseen clients must have the shape {of_first}, got {found}")
     if kind == CLASSIFICATION:
-        _check(labels, lambda y: y >= 0, "labels of the task classification must be >= 0")
+        _check(labels, lambda y: y >= 0, "labels of the task 'classification' must be >= 0")
         largest = max(int(y.max(initial=0)) for y in labels)
         classes = largest + 1 if stated is None else stated
         if classes <= largest:

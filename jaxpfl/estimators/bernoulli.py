@@ -160,7 +160,7 @@ def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
 
 
 class Bit(NamedTuple):
-    """A client's message: a value [], and a public flag [] that is true if the value encodes p_i^2, and not p_i."""
+    """A client's message: a value [], and a public flag [] that says whether the value encodes p_i^2 (true) or p_i."""
 
     value: Array
     square: Array
@@ -252,8 +252,8 @@ def _mean_error(of: Moments) -> Array:
 class Population(NamedTuple):
     r"""Mean and variance of the population P, with the estimators' mean squared errors under P.
 
-    Every client has n samples. If the estimate is a times the client's own share plus 1 - a times the mean of K other
-    clients' shares, the mean squared error is exactly
+    Every client has n samples. If the estimate is ``a`` times the client's own share plus ``1 - a`` times the mean of K
+    other clients' shares, the mean squared error is exactly
 
     .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
        S^2 = v + \frac{\mu (1 - \mu) - v}{n}

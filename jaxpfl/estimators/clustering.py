@@ -33,7 +33,7 @@ class Clusters(NamedTuple):
 
 
 def square_distances(points: Array, centers: Array) -> Array:
-    """Squared distances between points [m, d] and centers [k, d], [m, k]."""
+    """Squared distances [m, k] between points [m, d] and centers [k, d]."""
     return ((points[:, None] - centers) ** 2).sum(axis=-1)
 
 
@@ -75,7 +75,7 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
 
 
 def nearest(points: Array, centers: Array) -> Array:
-    """One-hot encoding of the nearest center of each point, [m, k]."""
+    """One-hot encoding [m, k] of each point's nearest center."""
     return jax.nn.one_hot(square_distances(points, centers).argmin(axis=1), len(centers), dtype=points.dtype)
 
 

@@ -186,7 +186,7 @@ def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -
 
 
 def most_noise(target: Scalar, clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Largest sq2 at which the gain of m clients is at least ``target``; NaN if it is smaller even without noise."""
+    """Largest sq2 at which the gain of m clients is at least ``target``; NaN if the gain without noise is smaller."""
     others = clients - 1
     room = others * (s2 * others / (clients * target) - s2 - st2)
     return jnp.where(room >= 0, room, jnp.nan)

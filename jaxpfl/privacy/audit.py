@@ -152,7 +152,7 @@ class _Odds:
         score up to the threshold as a sign that the canary is absent.
 
         Args:
-          tp, fp: numbers of worlds with and without the canary whose score is above the threshold, [T].
+          tp, fp: numbers [T] of worlds whose score is above the threshold: with the canary, and without it.
         """
         k0 = len(self._of_absent) - 1
         likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])
@@ -334,9 +334,9 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
 
     Returns:
       One finding per test. ``scale`` tests for unit variance, ``leaves`` for unit variance in each leaf, and ``shape``
-      for a normal distribution (Kolmogorov-Smirnov). ``rounds``, ``runs`` and ``between leaves`` test whether two of
-      these share noise, and ``sum`` tests for a correlation with the uploads. Comparisons that need two rounds, runs or
-      leaves are left out if there is only one.
+      for a normal distribution (Kolmogorov-Smirnov). ``rounds``, ``runs`` and ``between leaves`` test whether two
+      rounds, two runs or two leaves share noise, and ``sum`` tests for a correlation with the uploads. Comparisons that
+      need two rounds, runs or leaves are left out if there is only one.
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)

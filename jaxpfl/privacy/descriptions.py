@@ -186,7 +186,7 @@ class PerStepNoise:
 
     Attributes:
       clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
-      stddevs: standard deviations s1, and s2 if psi is uploaded, of the noise in one step.
+      stddevs: standard deviations of the noise in one step: s1, and s2 if psi is uploaded.
       steps: number of local steps tau.
       min_uploads: number K of uploads, at most the number of clients in a round. A round with fewer uploads releases
         nothing.
@@ -273,7 +273,7 @@ class Poisson:
     Attributes:
       rate: probability q that a client takes part in a round.
       num_clients: number of clients m; required with a cap.
-      cap: largest size of a cohort. A larger cohort is reduced to a random subset of this size. None for no limit.
+      cap: largest size of a cohort. A larger draw is reduced to a random subset of this size. None for no limit.
 
     Raises:
       JaxpflError: for a value out of range, or a cap without the number of clients.

@@ -143,7 +143,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
 
 
 def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
-    """Smallest sigma, to a relative 1e-6, for which a message with noise from `sample` is (eps, delta)-DP.
+    """Smallest sigma (to a relative error of 1e-6) for which a message with noise from `sample` is (eps, delta)-DP.
 
     Raises:
       JaxpflError: if eps is not positive, if delta is outside (0, 1), if eps is too large for the sampler's precision,

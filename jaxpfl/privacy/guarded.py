@@ -128,7 +128,7 @@ class GuardedBatch:
     """Mini-batch of guarded examples; a method can only compute its `gradient`.
 
     Attributes:
-      loss: mean loss of the examples when the last gradient was taken, [], only for `GuardedData.report`.
+      loss: mean loss [] of the examples at the last gradient; only for `GuardedData.report`.
     """
 
     def __init__(

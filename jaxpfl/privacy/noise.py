@@ -51,8 +51,8 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     .. math:: x \min(1, C / \|x\|_2)
 
     Formal guarantees: for any input, the result is finite and its norm is at most C, up to rounding of the norm (a
-    relative 1e-6 in float32). A tree with an entry that is not finite becomes zero. A tree of finite entries whose
-    squares overflow is clipped like any other.
+    relative error of 1e-6 in float32). A tree with an entry that is not finite becomes zero. A tree of finite entries
+    whose squares overflow is clipped like any other.
 
     Args:
       tree: tree of floating-point arrays. Narrower types than float32 are widened to float32 first, because their norm

@@ -83,7 +83,7 @@ class Checkpoints:
     def save(self, round: int, state: RunState, seconds: float) -> None:
         """Save the state after ``round`` rounds and the seconds spent so far.
 
-        Nothing is written if the checkpoint that this object saved or restored last is already of this round.
+        Nothing is written if the last checkpoint that this object saved or restored is of this round.
 
         Raises:
           JaxpflError: if the checkpoint cannot be written, for example on a full disk; the previous checkpoint is kept.

@@ -1,8 +1,8 @@
 """Compiled programs on disk, so that a program is compiled only once on a machine.
 
-They are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line also
-makes JAX keep everything else that it compiles (`enable`). `fit` does not, because a library must not change how JAX
-treats the user's other functions. JAX settings made by the user take precedence. If the folder cannot be written,
+The programs are in ``$XDG_CACHE_HOME/jaxpfl``. `fit` keeps its own programs there (`keep_programs`). The command line
+also makes JAX keep everything else that it compiles (`enable`). `fit` does not, because a library must not change how
+JAX treats the user's other functions. JAX settings made by the user take precedence. If the folder cannot be written,
 nothing is kept, and there is no error.
 """
 

@@ -359,10 +359,10 @@ def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[s
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    Each change is a string ``name: old -> new``. Changes are allowed to the execution plan, to ``checkpoint_every``,
-    and to the paths of the data and of the initial parameters. The plan's precision and tuning may only change from or
-    to ``auto``. The number of rounds may increase, unless the learning-rate schedule or the privacy noise depends on
-    it. Any other change makes a different experiment.
+    Each change is a string ``name: old -> new``. The execution plan, ``checkpoint_every``, and the paths of the data
+    and of the initial parameters may change. The plan's precision and tuning may only change from or to ``auto``. The
+    number of rounds may increase, unless the learning-rate schedule or the privacy noise depends on it. Any other
+    change makes a different experiment.
     """
     semantic, allowed = [], []
     old = fill_defaults(old)
@@ -608,7 +608,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """Return the setting ``set`` as entries METHOD.name=value; a config file contains such a list, or a table."""
+    """Return the setting ``set``, a list or a table in a config file, as entries METHOD.name=value."""
     if isinstance(value, dict):
         texts = {
             name: ",".join(map(str, one)) if isinstance(one, list) else str(one) for name, one in flat(value).items()
@@ -620,7 +620,7 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:
-    """Return a value of a type that the annotation allows.
+    """Return the value, converted if necessary to a type that the annotation allows.
 
     If the annotation allows floats, numbers and numeric strings are converted to float.
 

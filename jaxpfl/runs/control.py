@@ -46,7 +46,7 @@ class Interrupt(ExitStack):
 
     Attributes:
       asked: number of the signal that requested the stop; None if there was no signal.
-      saves: whether the run must save before it stops, because some rounds are in no checkpoint yet, or soon will be.
+      saves: whether the run must save before it stops, because some rounds are, or soon will be, in no checkpoint.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def origin(config: DataConfig) -> str:
 
 
 def adopt_split(config: C) -> C:
-    """Return the config with the settings of the split from the saved federation that it names.
+    """Return the config with the split settings of the saved federation that the config names.
 
     Raises:
       JaxpflError: if the config sets a different value for one of these settings, or ``unseen_clients = test``; or if

@@ -45,8 +45,8 @@ class Record:
 
     Attributes:
       method: name of the method.
-      settings: the run's value for each axis of the grid, as name of the axis -> value. Axes that do not affect the
-        method are omitted.
+      settings: the run's value on each axis of the grid, as axis name -> value. Axes that do not affect the method are
+        omitted.
       seed: seed of the run.
       status: ``done``, ``diverged`` (some client's personalized model is not finite), ``failed`` (the run could not be
         executed) or ``stopped`` (by successive halving).
@@ -112,9 +112,9 @@ class Journal:
     def read(self) -> list[Record]:
         """Return one record for every run, in the order in which the runs first appear.
 
-        If a run has several records, the record with the most rounds is returned. Among records with the same number
-        of rounds, the first record of a run that did not fail is preferred. Records are left out if the process was
-        killed while it appended them.
+        If a run has several records, the record with the most rounds is returned. Among records with the same number of
+        rounds, the first that does not report a failure is preferred. Records are left out if the process was killed
+        while it appended them.
 
         Raises:
           JaxpflError: if a complete line is damaged.

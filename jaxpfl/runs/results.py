@@ -62,8 +62,8 @@ def write_method(
       simulation: simulation of the method.
       state: state after the last round.
       scores: clients' scores, as model -> metric -> [S, m].
-      times: seconds of execution without compilation, including the time before the run was resumed, and seconds of
-        compilation since it was started or resumed.
+      times: a pair of seconds: of execution without compilation, also before the run was resumed; and of compilation,
+        only since the run was last started or resumed.
     """
     config, counts = experiment.config, simulation.counts(state)
     up, down = simulation.bytes_per_client()
@@ -404,7 +404,7 @@ class Uplink:
         self.bits: np.ndarray = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the history of the next rounds with ``bits_up`` added, the running total after each round [S, T]."""
+        """Return the history of the next rounds, extended by ``bits_up`` [S, T]: the running total after each round."""
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
         self.bits = bits[:, -1]
         return history | {"bits_up": bits}

@@ -62,8 +62,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
 
     Raises:
       JaxpflError: if the folder cannot be written; if it contains a run and neither ``resume`` nor ``force`` is true;
-        if ``resume`` is true and it contains no run or another experiment; or if ``force`` is true and it contains
-        files that are not part of a run.
+        if ``resume`` is true and it contains no run, or the run of another experiment; or if ``force`` is true and it
+        contains files that are not part of a run.
     """
     stored = folder / "config.json"
     run_folder.check_place(folder, stored.name, "run", run_folder.RUN_PARTS, resume=resume, force=force)

@@ -148,7 +148,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
     Raises:
       JaxpflError: if a file is not part of the results; the message names the file. The folder itself and some of its
-        subfolders (the keys of `_ENDINGS`) are searched for such files, except names that start with a dot.
+        subfolders (the keys of `_ENDINGS`) are searched for such files; names that start with a dot are skipped.
     """
     known = {mark, *SHARED, *parts}
     inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]

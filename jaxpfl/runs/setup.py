@@ -72,8 +72,8 @@ class Experiment(NamedTuple):
       graph: graph of the clients; None if no method needs it.
       scaling: scaling of all inputs; None if they are not standardized.
       class_names: names of the classes, as in `Source.class_names`.
-      columns: columns of the table from which the features come, as in `Source.columns`, with the values that replace
-        missing ones.
+      columns: table columns from which the features come, as in `Source.columns`, with the replacements for missing
+        values.
       caveats: limitations of the experiment's privacy claims.
       constant: constant prediction and its scores, as `constant_scores` returns them.
     """
@@ -317,7 +317,7 @@ def clients_of(
 
     Returns:
       The trained clients, the unseen clients (None if there are none), the scaling of all inputs (None if they are
-      not standardized), and the columns of the table with the values that replace missing ones.
+      not standardized), and the columns of the table with the replacements for missing values.
     """
     unseen, columns, scaling = None, source.columns, federation.preparation.scaling
     if config.unseen_clients == TEST_USERS:

@@ -151,7 +151,7 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
 
 def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
-    """Warn if the clients' data differ from the stored run's, unless the command line asks for different clients.
+    """Warn if the clients' data differ from the stored run's data, unless the command line asks for different clients.
 
     Args:
       path, file, experiment: file, its content and the experiment, as in `check_recorded`.

@@ -134,7 +134,7 @@ class GaussianSettings(GaussianPopulation):
 
 
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators for these settings, by name, with the exact squared error (summed over entries), or None if unknown.
+    """Estimators for these settings, by name, each with its exact squared error summed over entries (None if unknown).
 
     ``estimated`` is the personalized estimator with variances learned from the clients.
     """
@@ -178,7 +178,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """Ways of sending a client's mean by name, each with the variance that it adds to an entry (without clipping)."""
+    """Ways of sending a client's mean, by name, each with the variance that it adds to an entry (without clipping)."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)
@@ -462,7 +462,7 @@ def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -
 def _column_posterior(
     told: gaussian_columns.Broadcast, own: Array, scatter: Array, sizes: np.ndarray, level: float
 ) -> Learned:
-    """Posterior of one column, from the clients' means ``own`` and sums of squared deviations ``scatter``, [m] each."""
+    """Posterior of one column, from the clients' means ``own`` [m] and sums of squared deviations ``scatter`` [m]."""
     variances: Variances = told.variances
     free = jnp.asarray(sizes - 1.0)
     sx2 = np.asarray(variances.client_variance(scatter, free))

@@ -123,7 +123,7 @@ def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Sample
 
 
 def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors by estimator, [repetitions] each; for ``alternating`` after each round, [repetitions, T]."""
+    """Mean squared errors [repetitions] by estimator; for ``alternating``, [repetitions, T] after each of T rounds."""
     estimators, sx2 = contenders(given), given.sigma_x**2
     alternating = mixture.alternating(given.components, given.dim, sx2)
 

@@ -251,7 +251,7 @@ class Fitted(NamedTuple):
 
     Attributes:
       facts: results for the population, as JSON; the entry ``estimated`` includes the ``mean``.
-      columns: columns of ``estimates.csv`` in addition to the clients' names, [m] each.
+      columns: columns [m] of ``estimates.csv`` in addition to the clients' names.
       files: further tables, by file name.
     """
 

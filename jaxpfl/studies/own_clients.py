@@ -73,7 +73,7 @@ class CsvLayout(CsvTable):
 
 @dataclass(frozen=True)
 class OwnClients(CsvLayout):
-    """Options for estimating the clients in a CSV file, instead of simulated clients, with an interval for each."""
+    """Options for estimating, with intervals, the clients in a CSV file instead of simulated clients."""
 
     csv: Path | None = None
     """CSV file of your own clients; --client, and --value or --values, name its columns."""
@@ -292,7 +292,7 @@ class Learned(NamedTuple):
       low, high: endpoints of every client's interval, [m].
       stderr: posterior standard deviation of every client's parameter, [m].
       local_stderr: standard errors of the local estimates, [m].
-      more: further columns of ``estimates.csv``, by name, [m] each.
+      more: further columns [m] of ``estimates.csv``, by name.
     """
 
     facts: dict[str, Any]

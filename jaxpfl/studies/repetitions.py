@@ -126,7 +126,7 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
     """Errors and gains of a study as JSON.
 
     Args:
-      errors: mean squared errors by estimator, [repetitions] each; must include ``local`` and ``personalized``.
+      errors: mean squared errors [repetitions] by estimator, including ``local`` and ``personalized``.
       closed_form: exact errors by estimator, if known.
 
     Returns:

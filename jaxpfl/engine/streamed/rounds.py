@@ -342,7 +342,7 @@ class Blocks:
         }
 
     def _rows(self, step: int, states: PyTree) -> int:
-        """Number of clients in a block: all clients if they have at most `_BYTES`, otherwise a multiple of ``step``."""
+        """Number of clients in a block: all if their arrays fit in `_BYTES`, otherwise a multiple of ``step``."""
         of_states = sum(int(np.prod(a.shape[2:])) * a.dtype.itemsize for a in jax.tree.leaves(states))
         splits = (getattr(self._federation, name) for name in _SPLITS)
         of_data = sum(trees.num_bytes(split.examples) for split in splits) / self._clients

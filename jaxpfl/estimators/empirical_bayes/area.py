@@ -212,7 +212,7 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    """Endpoints of the intervals ``mean`` plus and minus a normal quantile times the root of ``mse``, [m] each.
+    """Endpoints [m] of the intervals: ``mean`` plus and minus a normal quantile times the root of ``mse``.
 
     Raises:
       JaxpflError: if the level is out of range.
@@ -318,7 +318,7 @@ def _trace(factor: Array, Q: Array, w: Array) -> Array:
 
 @partial(full_precision.jit, static_argnames="free")
 def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple[Array, Array]:
-    """Endpoints of the equal-tailed intervals for theta, [m] each.
+    """Endpoints [m] of the equal-tailed intervals for theta.
 
     Args:
       Q: orthonormal columns that span the covariates, [m, p].

@@ -60,7 +60,7 @@ class GroupMeans(NamedTuple):
     Attributes:
       x, s: estimates and their standard errors, [m] each.
       group: index of each client's group, [m].
-      overall, overall_stderr: mean mu of the groups' means, and its standard error if A and B are known, [] each.
+      overall, overall_stderr: mean mu [] of the groups' means, and the standard error [] of mu if A and B are known.
       within: variance A of clients about their group's mean, [].
       between: variance B of the groups' means, [].
       mean: predictors of theta_i, [m].
@@ -127,7 +127,7 @@ class GroupMeans(NamedTuple):
         return about(self.mean, self.mse, level)
 
     def group_interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Interval endpoints for the groups' means, [G] each, computed as in `interval`; too narrow for few groups."""
+        """Interval endpoints [G] for the groups' means, as in `interval`; intervals are too narrow for few groups."""
         return about(self.group_mean, self.group_mse, level)
 
 
@@ -239,9 +239,9 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
 
 
 def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Array, Array, Array]:
-    """Return A and B of the largest log likelihood, this log likelihood, and the largest log likelihood with B = 0.
+    """Return the A and B that maximize the log likelihood, this maximum, and the maximum with B = 0.
 
-    Both log likelihoods lack the same constant.
+    Both maxima lack the same constant.
     """
     kind, m = y.dtype, len(y)
 
@@ -307,6 +307,6 @@ def _grouped(of: Array, group: Array, groups: int) -> Array:
 
 
 def _traced(slopes: Array, information: Array) -> Array:
-    """Traces of S I^-1, [n], for n symmetric 2 x 2 matrices S and one I, given by upper triangles [3, n] and [3]."""
+    """Traces [n] of S I^-1, for n symmetric 2 x 2 matrices S and one I, given as upper triangles [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)

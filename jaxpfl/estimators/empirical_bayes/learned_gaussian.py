@@ -42,7 +42,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
     Means and scales are sums over a grid of lambda. For infinite nu the last factor is :math:`e^{-Q/2}`. If, in
-    addition, all s_i^2 are equal, the mean and the variance are the ones of Morris. For (m - 1) d <= 2 a flat prior of
+    addition, all s_i^2 are equal, the mean and the variance agree with Morris 1983. For (m - 1) d <= 2 a flat prior of
     st2 would give an improper posterior. The prior is then flat in :math:`s^2 / (s^2 + \lambda)`, where s^2 is the mean
     of the s_i^2, and N is :math:`\nu + (m - 1) d`.
 
@@ -111,7 +111,7 @@ def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Lower and upper endpoints of credible intervals, [m, d] each. The arguments are as in `posterior`.
+    """Lower and upper endpoints [m, d] of credible intervals. The arguments are as in `posterior`.
 
     The endpoints are the posterior means, minus and plus Student's quantile times the scales.
     """

@@ -58,7 +58,7 @@ _TERMS = 4096  # values summed together, which bounds the memory
 
 
 class Intervals(NamedTuple):
-    """Endpoints of the intervals, and posterior standard deviations, [m] each.
+    """Endpoints [m] of the intervals, and posterior standard deviations [m].
 
     If no client has any ones, the posteriors have nearly all their mass near zero, and long tails. The posterior
     standard deviations may then exceed the upper endpoints.
@@ -214,7 +214,7 @@ def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: n
     """Midpoints [2, cells^2] of a grid over the part of a box where at least one density is not negligible.
 
     Args:
-      log_densities: function from points [2, cells^2] to logarithms of one or several densities, [cells^2] each.
+      log_densities: function from points [2, cells^2] to logarithms [cells^2] of one or several densities.
       ends: lower and upper end of the box for each parameter, [2, 2].
       cells: number of cells along each parameter.
     """

@@ -110,7 +110,7 @@ class NormalMixture(NamedTuple):
         return ndtr((t[..., None] - self.means) / spread) @ self.weights
 
     def posterior(self, x: Array, s: Array) -> tuple[Array, Array, Array]:
-        """Weights, means and standard deviations of the posterior's components, [..., K] each."""
+        """Weights, means and standard deviations, [..., K] each, of the posterior's components."""
         p = jax.nn.softmax(self.log_components(x, s) + self._log_weights, axis=-1)
         spread = jnp.hypot(s[..., None], self.sds)
         centers = self.means + (self.sds / spread) ** 2 * (x[..., None] - self.means)
@@ -200,7 +200,7 @@ class NormalMeans(NamedTuple):
         return blockwise(lambda x, s: self.prior.quantile(p, x, s), self.x, self.s)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Lower and upper endpoints of the equal-tailed credible intervals, [m] each.
+        """Lower and upper endpoints [m] of the equal-tailed credible intervals.
 
         The coverage is correct, on average over clients, if the true prior is in the fitted family and there are many
         clients. For other priors use `robust_intervals`; for few clients use the intervals of `learned_gaussian`.

@@ -90,7 +90,7 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Minimum-norm least-squares coefficients of all clients' examples, [d], from stacked messages, arrays [m, ...]."""
+    """Minimum-norm least-squares coefficients [d] of all clients' examples, from stacked messages (arrays [m, ...])."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 

@@ -147,9 +147,9 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: alpha and beta of the Beta, and the inverse scale of the Gamma.
+        """Posterior parameters, [m] each: alpha and beta of the Beta prior, and the inverse scale of the Gamma prior.
 
-        The shape of the Gamma is the first parameter.
+        For a Gamma prior, the first parameter is the shape.
         """
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
@@ -388,7 +388,7 @@ class RegressedRates(NamedTuple):
     The intercept is the first column. The fitted regression and spread are treated as known.
 
     Attributes:
-      rates: the posteriors, in which ``prior_mean`` and ``prior_size`` differ between clients, [m] each.
+      rates: the posteriors; ``prior_mean`` [m] and ``prior_size`` [m] differ between clients.
       beta: coefficients, [p].
       beta_covariance: covariance of the coefficients, [p, p]: their block in the inverse of the observed information of
         all parameters.

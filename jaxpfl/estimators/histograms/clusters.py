@@ -111,8 +111,8 @@ def far_apart(
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
     where P_k are the centers so far. The objective of the clustering has the reverse divergence, :math:`KL(\hat Q_u \|
-    P_k)`. It is used here too if ``direction`` is "objective". Both divergences need positive histograms, so centers
-    and users' histograms are floored.
+    P_k)`. If ``direction`` is "objective", that divergence is used here too. Both divergences need positive histograms,
+    so centers and users' histograms are floored.
 
     The result is never private, because the centers are users' raw histograms. `histograms.private` has private initial
     centers.

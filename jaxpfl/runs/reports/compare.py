@@ -38,12 +38,12 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
       - ``settings``: settings that differ, each with its ``name`` and its values ``first`` and ``second``;
       - ``unpaired``: reasons why the runs are not paired;
       - ``methods``: a list with a dict for each method that both runs have. If each run has a single method, these two
-        are compared even if their names ``first_method`` and ``second_method`` differ. The dict contains the mean
-        scores ``first`` and ``second``, and their ``difference`` (second minus first). ``low`` and ``high`` are the
-        endpoints of the confidence interval of the clients' mean difference (Student's t), and ``better`` is the
-        fraction of clients that are better off in the second run; all three are None unless the runs are paired and
-        at least two clients have scores. If the clients of paired runs have names, ``worse`` lists up to five clients
-        that are hurt most in the second run;
+        are compared even if they differ; ``first_method`` and ``second_method`` are their names. The dict contains the
+        mean scores ``first`` and ``second``, and their ``difference`` (second minus first). ``low`` and ``high`` are
+        the endpoints of the confidence interval of the clients' mean difference (Student's t), and ``better`` is the
+        fraction of clients that are better off in the second run; all three are None unless the runs are paired and at
+        least two clients have scores. If the clients of paired runs have names, ``worse`` lists up to five clients that
+        are hurt most in the second run;
       - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:

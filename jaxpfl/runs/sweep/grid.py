@@ -367,7 +367,7 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
 
 
 def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """Set each setting that determines the privacy noise and is an axis of the grid to the first value of its axis.
+    """For each axis of the grid that determines the privacy noise, set the config to the first value of the axis.
 
     Without these values the config might be invalid; for example, a run cannot have delta without epsilon.
     """

@@ -71,7 +71,7 @@ class Group:
         return rounds
 
     def only(self, missing: Iterable[Run]) -> Group:
-        """Return the group with only those runs that are among the missing runs."""
+        """Return the group with only its runs that are among the missing runs."""
         wanted = {run.id for run in missing}
         return dataclasses.replace(self, runs=tuple(run for run in self.runs if run.id in wanted))
 

@@ -187,7 +187,7 @@ class Axis:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Index in ``values`` of each value, by the value's JSON string."""
+        """Map from the JSON string of a value to the value's index in ``values``."""
         return {json.dumps(value): number for number, value in enumerate(self.values)}
 
 

@@ -150,7 +150,7 @@ def _level(best: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _mean(scores: np.ndarray) -> float:
-    """Return the mean, which does not depend on the order of the scores, so that rounding errors do not break ties."""
+    """Return the mean, computed independently of the order of the scores, so that rounding errors do not break ties."""
     return math.fsum(scores) / len(scores)
 
 
