@@ -122,7 +122,7 @@ def about(
 ) -> dict[str, Any]:
     """Make the metadata of a setting.
 
-    `setting` uses it for a setting with a default. Declare a required setting as
+    `setting` uses this metadata for a setting with a default. Declare a required setting as
     ``name: kind = field(metadata=about(...))``.
 
     Args:

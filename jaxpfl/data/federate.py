@@ -91,8 +91,8 @@ def federate(source: Source, **settings: Any) -> Federation:
     "natural", if no test user is a training user), each client's examples are split into training and test examples.
     The two parts have class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each
     user's last examples are held out instead. If the source names persons, all examples of a person are in the same
-    part, and each client's training examples are sorted by person. The partition "natural" leaves out test users
-    without training examples, with a warning; `federate_unseen` makes clients of such users. If the source is in files,
+    part, and each client's training examples are sorted by person. The partition "natural" leaves out test users who
+    have no training examples, with a warning; `federate_unseen` makes clients of such users. If the source is in files,
     the clients' inputs are written to temporary files. Missing values of a table (`TableOptions.missing`) are replaced
     as in `fills_of`.
 

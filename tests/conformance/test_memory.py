@@ -49,7 +49,7 @@ def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clie
     simulation = simulate(METHODS["adaped"], federation, plan=ExecutionPlan(clients=clients))
     state = simulation.init([0])
     leave(monkeypatch, 10)
-    with pytest.raises(JaxpflError, match=r"advance needs .* of memory .* but only 10 B is free"):
+    with pytest.raises(JaxpflError, match=r"'advance' needs .* of memory .* but only 10 B is free"):
         simulation.advance(state, 1)
     with pytest.raises(JaxpflError, match=r"the states need .* of memory"):
         simulation.init([0])

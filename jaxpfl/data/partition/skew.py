@@ -139,7 +139,7 @@ def lognormal_by_class(
 
 
 def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw m log-normal sizes as in `lognormal`, [m] int64, with the sum ``total``."""
+    """Draw m log-normal sizes [m] int64 with the sum ``total``, as in `lognormal`."""
     _check_enough(total, m)
     z = portable.normal(rng, m)
     sizes = apportion(integer_weights(portable.exp(sigma * (z - z.max()))), total, rng)

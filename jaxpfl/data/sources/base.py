@@ -164,7 +164,7 @@ def where_to_put_it() -> str:
 
 
 def are_unseen(source: Source) -> np.ndarray:
-    """Mask of the test examples whose users have no training examples, [T].
+    """Mask [T] of the test examples whose users have no training examples.
 
     Raises:
       JaxpflError: if the source has no users, or no test examples.
@@ -175,7 +175,7 @@ def are_unseen(source: Source) -> np.ndarray:
 
 
 def unseen(source: Source) -> Source:
-    """Return the test users without training examples as a separate data set, for clients unseen in training.
+    """Return the test users who have no training examples as a separate data set, for clients unseen in training.
 
     Raises:
       JaxpflError: if every test user has training examples.

@@ -153,7 +153,7 @@ def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
 
 
 def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
-    """Return the divisor of Q / (m - 1) in Welch's test, and the degrees of freedom of F's denominator."""
+    """Return the divisor of Q / (m - 1) in Welch's test, and the degrees of freedom in F's denominator."""
     m, w = len(s2), 1 / s2
     off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
     return 1 + 2 * (m - 2) * off, 1 / (3 * off)

@@ -199,7 +199,7 @@ class AtomRates(NamedTuple):
         return jnp.sqrt(self.weights @ (self.atoms - self.prior_mean) ** 2)
 
     def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, which is one of the atoms, [m]."""
+        """Posterior quantile [m], which is one of the atoms."""
         inputs.inside("p", p)
         return self.atoms[(jnp.cumsum(self.shares, axis=1) < p).sum(axis=1).clip(max=len(self.atoms) - 1)]
 

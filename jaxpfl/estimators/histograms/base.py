@@ -152,7 +152,7 @@ def divergences(q: Array, centers: Array) -> Array:
 
 @full_precision.products
 def nearest(q: Array, centers: Array) -> Array:
-    """Index of each histogram's nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32."""
+    """Index [c] int32 of each histogram's nearest center, ``argmin_k KL(q_u || P_k)``."""
     return jnp.argmax(q @ jnp.log(centers).T, axis=-1)
 
 

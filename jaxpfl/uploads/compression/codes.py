@@ -41,7 +41,7 @@ def elias_bits(numbers: Array) -> Array:
 
 
 def position_bits(sent: Array) -> Array:
-    """Length of the code for the positions where ``sent`` [d] is true, [] int32."""
+    """Length [] int32 of the code for the positions where ``sent`` [d] is true."""
     place = jnp.arange(1, sent.shape[0] + 1, dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(sent, place, 0))
     gaps = place - jnp.concatenate([jnp.zeros(1, jnp.int32), last[:-1]])
@@ -50,7 +50,7 @@ def position_bits(sent: Array) -> Array:
 
 
 def run_bits(x: Array) -> Array:
-    """Length of the run-length message of a vector [d] float32, [] int32.
+    """Length [] int32 of the run-length message of a vector [d] float32.
 
     Implements: Zhao et al., section III, codes.
     Reference: Zhao et al., Figure 5.

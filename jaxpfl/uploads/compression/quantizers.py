@@ -202,7 +202,7 @@ def dequantize_qsgd(norm: Array, levels: Array, s: int) -> Array:
 
 
 def qsgd_bits(levels: Array) -> Array:
-    """Exact length in bits of QSGD's message with signed levels [d], [] int32; the levels may be traced."""
+    """Exact length in bits, [] int32, of QSGD's message with signed levels [d], which may be traced."""
     sent = levels != 0
     each = jnp.where(sent, 1 + elias_bits(jnp.abs(levels)), 0)
     return FLOAT + position_bits(sent) + each.sum()
@@ -216,7 +216,7 @@ def top_k(x: Array, k: int) -> Compressed:
 
 
 def top_k_bits(value: Array) -> Array:
-    """Exact length in bits of the message of a sparse vector [d], [] int32; the vector may be traced."""
+    """Exact length in bits, [] int32, of the message of a sparse vector [d], which may be traced."""
     # Compare the bits except the sign, because a comparison of floats would treat subnormal numbers as zero.
     sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
     return position_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
