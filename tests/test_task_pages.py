@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.engine import execution_plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 TASK_PAGES = (
@@ -68,12 +67,11 @@ def test_page_is_short(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", TASK_PAGES)
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    # Each client and run in turn, as for larger models: such programs trace and compile in half the time.
-    monkeypatch.setattr(execution_plan, "_CACHE_BYTES", 0)
     blocks = [(kind, code) for kind, code in _BLOCK.findall((DOCS / f"{name}.md").read_text()) if kind != "text"]
     assert blocks
     for kind, code in blocks:
