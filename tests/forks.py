@@ -74,6 +74,13 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def script(path: Path) -> str:
+    """Code that runs a file as a script."""
+    return (
+        f"import runpy, sys; sys.path.insert(0, {str(path.parent)!r}); runpy.run_path({str(path)!r}, {{}}, '__main__')"
+    )
+
+
 @functools.cache
 def _server() -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
@@ -82,8 +89,6 @@ def _server() -> subprocess.Popen[str]:
 
 def _asked(request: dict[str, Any]) -> Any:
     server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     print(json.dumps(request), file=server.stdin, flush=True)
     return json.loads(server.stdout.readline())
 

@@ -8,8 +8,6 @@ import ast
 import json
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_targets import FOLDERS
+from forks import Forked, script
 from fuzz import TARGETS
 from fuzz_target import MOST, outcome
 from planted import Payload
@@ -53,11 +52,11 @@ def test_only_our_own_error_leaves_a_reader(part: str, record_property: Callable
 
     There is no other error, no signal, none takes the CPU of a hang, and none a gibibyte.
     """
-    script, (names, count) = str(Path(__file__).with_name("fuzz.py")), PARTS[part]
-    command = [sys.executable, script, ",".join(names), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = {one["target"]: one for one in map(json.loads, done.stdout.splitlines())}
+    names, count = PARTS[part]
+    process = Forked(",".join(names), count, code=script(Path(__file__).with_name("fuzz.py")))
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-2000:]
+    found = {one["target"]: one for one in map(json.loads, out.splitlines())}
     assert sorted(found) == names
     assert {name: one["failures"] for name, one in found.items() if one["number"]} == {}
     for name, one in found.items():
@@ -140,10 +139,10 @@ def test_what_would_run_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 def test_no_file_of_a_checkpoint_runs_as_code(tmp_path: Path) -> None:
     """Each file in turn is a pickle, with checksums that fit; and orbax's metadata name a class of a module nearby."""
-    script = Path(__file__).with_name("planted.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    process = Forked(tmp_path, code=script(Path(__file__).with_name("planted.py")))
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-2000:]
+    found = json.loads(out)
     assert found["files"] > 3
     assert found["named"]
     assert found["refused"]

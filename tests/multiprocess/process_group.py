@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forks import COMMAND, Forked
+from forks import COMMAND, Forked, script
 
-WORKER = f"import runpy; runpy.run_path({str(Path(__file__).parent / 'worker.py')!r}, run_name='__main__')"
+WORKER = script(Path(__file__).parent / "worker.py")
 
 _PORTS = itertools.cycle(range(12_000 + 16 * (os.getpid() % 1000), 12_000 + 16 * (os.getpid() % 1000) + 16))
 """Ports of this process of tests: below those that systems hand out themselves, so that nothing takes one between its

@@ -7,7 +7,7 @@ import traceback
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "conformance")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Small programs that run for milliseconds, as in the default tests (tests/conftest.py says why).
 flags = ["backend_optimization_level=0"]
