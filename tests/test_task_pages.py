@@ -53,10 +53,7 @@ def run_block(kind: str, code: str, folder: Path) -> None:
             if command.startswith("jaxpfl "):
                 main(shlex.split(command)[1:])
             else:
-                path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-                subprocess.run(
-                    ["bash", "-euo", "pipefail", "-c", command], env={**os.environ, "PATH": path}, check=True
-                )
+                subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True)
 
 
 @pytest.mark.parametrize("name", TASK_PAGES)
@@ -72,6 +69,7 @@ def test_page_is_short(name: str):
 @pytest.mark.parametrize("name", TASK_PAGES)
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     blocks = [(kind, code) for kind, code in _BLOCK.findall((DOCS / f"{name}.md").read_text()) if kind != "text"]
     assert blocks
     for kind, code in blocks:
