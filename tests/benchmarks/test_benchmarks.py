@@ -379,6 +379,5 @@ def test_kernels_asks_for_the_missing_plugin(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["kernels"])
     assert stop.value.code == 1
-    assert (
-        capsys.readouterr().err == "error: JAX's CUDA plugin is missing: pip install 'jax[cuda12]' (no GPU is needed)\n"
-    )
+    missing = "error: JAX's CUDA plugin is missing: pip install 'jax[cuda12]' (no GPU is needed)\n"
+    assert capsys.readouterr().err == missing

@@ -71,12 +71,10 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["run", "network-lasso", *SMALL, "--graph", "empty.csv"], "graph = empty.csv has no edges"),
         (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read latin.toml: 'utf-8' codec"),
         ([*SPENT, "1e300"], "too large"),
         (["export", "run", "--global", "--clients", "1"], "--global exports only the global model"),
         (["run", "local", *SMALL, "--config", "."], "cannot read .: Is a directory"),
-        (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
         (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "cannot read .: Is a directory"),
         (["run", "local", *SMALL, "--warm-start", "/"], "/"),
         (["export", "/"], "/"),
@@ -109,13 +107,11 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
 )
 def test_files_and_numbers_that_cannot_be(capsys, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.csv").write_text("")
     (tmp_path / "latin.toml").write_bytes(b"rounds = 2 # \xe9")
-    (tmp_path / "many.toml").write_text("rounds = 1000000000000")
     result = jaxpfl(capsys, *args)
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1), result.err
     assert message in result.err
-    assert {path.name for path in tmp_path.iterdir()} == {"empty.csv", "latin.toml", "many.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"latin.toml"}
 
 
 @pytest.mark.slow

@@ -264,14 +264,6 @@ def test_results_go_and_hidden_files_stay(folder: Path, tmp_path: Path):
     assert names(elsewhere) == {"kept"}
 
 
-def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
-    (folder / "notes.txt").touch()
-    before = names(folder)
-    with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt, which is not part of the results"):
-        run_folder.clear(folder, "config.json", run_folder.RUN_PARTS)
-    assert names(folder) == before
-
-
 def test_the_summary_goes_first_and_the_mark_last(folder: Path, monkeypatch: pytest.MonkeyPatch):
     removed: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda path: removed.append(path.name))
@@ -281,14 +273,15 @@ def test_the_summary_goes_first_and_the_mark_last(folder: Path, monkeypatch: pyt
     assert (removed[0], removed[-1]) == ("summary.json", "config.json")
 
 
-@pytest.mark.parametrize("name", ["plots/notes.txt", "methods/mine.csv", "best/thesis.tex", "journal/own"])
+@pytest.mark.parametrize("name", ["notes.txt", "plots/notes.txt", "methods/mine.csv", "best/thesis.tex", "journal/own"])
 def test_a_file_of_the_users_in_a_folder_of_results_stays(name: str, tmp_path: Path):
     (tmp_path / "sweep.json").write_text("{}")
-    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(JaxpflError, match=rf"--force would delete {tmp_path / name}, which is not part of the results"):
         run_folder.clear(tmp_path, "sweep.json", ("journal", "best", "methods"))
     assert (tmp_path / name).read_text() == "mine"
+    assert (tmp_path / "sweep.json").exists()
 
 
 @pytest.mark.parametrize("command", [("run", "local"), ("sweep", "local")])

@@ -263,11 +263,8 @@ def test_an_entry_in_the_middle_of_two_centers_goes_to_the_lower():
 
 
 def test_feedback_is_what_is_asked_for():
-    assert [resolve(f"sign{more}").feedback for more in ("", ":feedback=true", ":feedback=false")] == [
-        None,
-        True,
-        False,
-    ]
+    found = [resolve(f"sign{more}").feedback for more in ("", ":feedback=true", ":feedback=false")]
+    assert found == [None, True, False]
     own = resolve("qsgd")
     assert resolve(own) is own
 
@@ -277,7 +274,6 @@ def test_feedback_is_what_is_asked_for():
     [
         ("qsdg", r"unknown compressor 'qsdg': did you mean 'qsgd'\? \(known: codebook, lossless, qsgd, sign"),
         ("qsgd:level=2", "unknown argument of compressor qsgd 'level': did you mean 'levels'"),
-        ("qsgd:", "the compressor must be NAME or NAME:argument=value"),
         ("qsgd:levels=2,levels=3", "with each argument once, got"),
         ("qsgd:levels=0", "qsgd:levels must be a whole number >= 1, got 0"),
         ("qsgd:feedback=1", "qsgd:feedback must be a bool, got '1'"),

@@ -11,6 +11,10 @@ import pytest
 from jaxpfl.core.types import Federation
 from jaxpfl.data import Source
 
+IRC = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([0, 2, 1]), "counts": np.array([4, 1, 7])}
+IRC["vocab"] = np.array(["a", "b", "c"])
+"""Token counts of three users, the second without any."""
+
 
 def real(name: str, *parts: str) -> str:
     """The folder of the real data, or a skip that says what is missing."""

@@ -166,7 +166,6 @@ def archived(path: Path, header: str, data: bytes, method: int = zipfile.ZIP_DEF
         "{'descr': '|u1', 'fortran_order': False, 'shape': (10,), }",  # less than there is
         "{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000000000), }",
         "{'descr': '|u1', 'fortran_order': False, 'shape': (-1,), }",
-        "{'descr': '|u1', 'fortran_order': False, 'shape': (10,",
         "(" * 90,
         "{'descr': '|u1'\n 'fortran_order",
     ],

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_files import source_of
+from data_files import IRC, source_of
 
 from jaxpfl import JaxpflError, federate, load, stack_clients
 from jaxpfl.benchmarks.studies.elections import load_elections
@@ -48,8 +48,6 @@ IDX = {"own/train-images-idx3-ubyte": idx((6, 4, 3)), "own/train-labels-idx1-uby
 CIFAR = {f"cifar-10-batches-py/data_batch_{i}": {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
          for i in range(1, 6)}  # fmt: skip
 X, Y = np.arange(96, dtype=np.uint8).reshape(6, 4, 4), np.array([0, 1, 2, 0, 1, 2])
-IRC = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([0, 2, 1]), "counts": np.array([4, 1, 7]),
-       "vocab": np.array(list("abc"))}  # fmt: skip
 
 
 def leaf(x: Any, y: Any) -> dict[str, Any]:
@@ -82,27 +80,16 @@ def table(options: TableOptions = PRICE, task: str | None = "regression") -> Cal
 
 OF_LEAF, OF_NPZ, OF_IDX = of("leaf:own"), of("npz:a.npz"), of("idx:own")
 FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
-    ({"own.csv": "\n \n"}, table(), "own.csv: the file is empty"),
     ({"own.csv": ",\n"}, table(), "own.csv: the file is empty: no line has any value"),
-    ({"own.csv": HEAD}, table(), "own.csv: the file has a header but no rows"),
-    ({"own.csv": "1,2,3,4\n5,6,7,8\n"}, table(), "line 1: expected column names, got numbers: add a header"),
-    ({"own.csv": "city,,x,price\na,1,2,3\n"}, table(), "line 1: column 2 has no name"),
-    ({"own.csv": "city,x,x,price\na,1,2,3\n"}, table(), "line 1: two columns are named 'x'"),
     (
         {"own.csv": ROWS},
         table(TableOptions()),
         "set target to the column of the labels; the columns are city, area, heating",
     ),
     ({"own.csv": ROWS}, table(TableOptions("prize", "city")), "column of .*own.csv 'prize': did you mean 'price'"),
-    (
-        {"own.csv": ROWS},
-        table(PRICE._replace(ignore=("city",))),
-        "ignore must not name the client column, got city",
-    ),
     ({"own.csv": ROWS}, table(PRICE._replace(encoding="base64")), "unknown encoding 'base64': use, for example, lat"),
     ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
     ({"own.csv": ROWS}, table(task="multilabel"), "for one column, use classification, binary, ranking or"),
-    ({"own.csv": ROWS + "Bern,1,gas\n"}, table(), "line 6: no value in column 'price'"),
     ({"own.csv": ROWS + "Bern,1,gas,1e39\n"}, table(), "column 'price' contains a number beyond float32's range"),
     ({"own.csv": ROWS + "Bern,nan,gas,2\n"}, table(), "line 6: no value in column 'area': .* --missing drop"),
     ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' contains 'inf', but most other"),
@@ -176,7 +163,6 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (IDX | {"own/train-images-idx3-ubyte": b""}, OF_IDX, r"magic number is \(empty file\)"),
     (IDX | {"own/train-images-idx3-ubyte": gzip.compress(idx((6, 4, 3)))[:-12]}, OF_IDX, "truncated: its gzip stream"),
     (IDX | {"own/train-images-idx3-ubyte": b"\x1f\x8b" + b"\xff" * 40}, OF_IDX, "is damaged: "),
-    (IDX | {"own/train-labels-idx1-ubyte": idx((4,))}, OF_IDX, "contains 6 images but .* contains 4 labels"),
     (IDX | {"own/t10k-images-idx3-ubyte": idx((6, 4, 3))}, OF_IDX, r"no file t10k-labels-idx1-ubyte \(or .gz\) in"),
     ({}, of("mnist"), "no file train-images-idx3-ubyte .*mnist.*JAXPFL_DATA_DIR or --data-dir"),
     ({}, of("cifar10"), "it is a folder cifar-10-batches-py, a folder cifar-10-batches-bin, or a file cifar10.npz"),
@@ -196,7 +182,6 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         ({"own": text}, of("libsvm:own"), message)
         for text, message in (
             ("", "the file has no examples|not LIBSVM text"),
-            ("+1 1:0.5 3\n", "not LIBSVM text"),
             ("+1 1:1e300\n-1 1:0\n", "an input of example 0 is NaN"),
             ("nan 1:1\n", "the label of example 0 is NaN, infinite"),
             ("1 2147483000:1\n2 1:1\n", "its contents need 48 GiB of memory"),
@@ -215,7 +200,6 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (npz(y_train=np.zeros((6, 0), int)), OF_NPZ, r"a\.npz, y_train: labels must have shape .*got \(6, 0\)"),
     (npz(y_train=Y - 1), OF_NPZ, "y_train must be integers >= 0"),
     (npz(x_train=np.array([[1.7e9 + i, 1e300 * i] for i in range(6)])), OF_NPZ, "x_train: an input of example 1"),
-    (npz(x_train=np.full((6, 2), np.nan)), OF_NPZ, "x_train: an input of example 0 is NaN"),
     (npz(x_train=np.full((6, 3), 2**31), vocabulary=np.array(9)), OF_NPZ, "tokens in x_train must fit in 32 bits"),
     (
         npz(x_test=X[:, :2], y_test=Y),
@@ -285,7 +269,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(clients=None), "the partition 'iid' requires the number of clients"),
     (split(alpha=1.0), "the partition 'iid' does not take alpha = 1.0: it takes no options"),
     (split(partition="shards", clients=7, shards_per_client=9), "7 clients with 9 shards each require 63 examples"),
-    (split(partition="shards", shards_per_client=0), "shards_per_client must be at least 1, got 0"),
     (split(partition="dirichlet"), "requires alpha"),
     (split(partition="dirichlet", alpha=0.0), "alpha must be > 0.*, got 0"),
     (
@@ -308,7 +291,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         r"2 \(the number of permutations of 2 classes\), got",
     ),
     (split(OF_USERS, partition="natural", clients=7), "require 7 users, but there are only 6: use at most 6 clients"),
-    (split(OF_USERS, **NATURAL, users_per_client=7), r"per client must be at most 6 \(the number of users\), got 7"),
     (split(OF_USERS, **NATURAL, users_per_client=0), "users_per_client must be at least 1, got 0"),
     (split(OF_USERS._replace(users_train=np.arange(3))), "users must be integers, one for each example"),
     (split(OF_USERS._replace(persons=np.arange(3))), "train: persons must be integers, one for each example"),
@@ -324,10 +306,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(TOY._replace(x_test=TOY.x_train)), "give both x_test and y_test, or neither"),
     (split(TOY._replace(y_train=TOY.y_train[:5])), "60 inputs but 5 labels"),
     (split(TOY._replace(x_train=np.where(TOY.x_train == 17, np.nan, 1))), "toy', train: an input of example 17 is NaN"),
-    (  # the first feature needs float64
-        split(TOY._replace(x_train=np.stack([1.7e9 + np.arange(60), np.where(np.arange(60) == 4, 1e300, 0)], axis=1))),
-        "toy', train: an input of example 4 is NaN, infinite or beyond float32's range",
-    ),
     (split(TOY._replace(inputs="tokens"), standardize=True), "standardize applies to features: toy contains tokens"),
     (
         lambda: unseen(source_of(USERS, USERS, users=USERS, users_test=USERS)),
@@ -346,7 +324,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (stacked(x=np.zeros((0, 2)), y=[]), r"1 of 3 clients have no training data \(namely 1\): .*--drop-empty"),
     (stacked(x=np.zeros((5, 2)) + np.nan, client_ids=[7, 40, 2]), "client 40, train: an input of example 0"),
     (stacked(test=[(np.ones((1, 2)), [0])]), "test must have an entry for each of 3 clients, as train has, got 1"),
-    (trees(a=np.zeros((5, 3), int)), r"client 1, train: one input has shape \(3,\).*\(4,\)"),
     (trees(a=np.full((5, 4), 2**31)), "client 1, train: integer inputs must fit in 32 bits"),
     (lambda: stack_clients([({}, np.zeros(2, int))]), "client 0, train: inputs must contain an array"),
     (batches([5], 1, 3, "epochs"), "unknown draw 'epochs': did you mean 'epoch'"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_files import real
+from data_files import IRC, real
 from scipy.io import savemat
 
 from jaxpfl.benchmarks.studies.elections import load_elections
@@ -115,15 +115,12 @@ def test_any_folder_with_or_without_a_test_part(tmp_path: Path, place: str) -> N
 SONG = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer The slings"
 
 
-def speakers(n: int = 6, length: int = 80) -> dict[str, tuple[list, list]]:
-    return {"HAMLET_HAMLET": ([SONG[i : i + length] for i in range(n)], [SONG[i + length] for i in range(n)])}
-
-
 def test_shakespeare(tmp_path: Path) -> None:
     assert (len(ALL_LETTERS), len(set(ALL_LETTERS))) == (80, 80)
+    speaker = {"HAMLET_HAMLET": ([SONG[i : i + 80] for i in range(6)], [SONG[i + 80] for i in range(6)])}
     for part in ("train", "test"):
         # LEAF's own test files state num_samples wrongly; it is not read.
-        write(tmp_path / "shakespeare" / part / "a.json", speakers(), num_samples=[999], hierarchies=["Hamlet"])
+        write(tmp_path / "shakespeare" / part / "a.json", speaker, num_samples=[999], hierarchies=["Hamlet"])
     source = load("shakespeare", str(tmp_path))
     assert (source.x_train.shape, source.x_train.dtype) == ((6, 80), np.int32)
     assert (source.num_classes, source.inputs) == (80, "tokens")
@@ -387,18 +384,10 @@ def test_leaf_reddit(tmp_path: Path):
         token_counts.read_leaf_counts(tmp_path / "none")
 
 
-GOOD = {
-    "indptr": np.array([0, 2, 2, 3]),
-    "indices": np.array([0, 2, 1]),
-    "counts": np.array([4, 1, 7]),
-    "vocab": np.array(["a", "b", "c"]),
-}
-
-
 def test_irc_archive(tmp_path: Path):
     """The user without tokens is left out."""
     (tmp_path / "irc").mkdir()
-    np.savez(tmp_path / "irc" / "ubuntu_irc_user_counts.npz", **GOOD)
+    np.savez(tmp_path / "irc" / "ubuntu_irc_user_counts.npz", **IRC)
     made = token_counts.load_irc(str(tmp_path))
     assert of(made) == {("0", "a"): 4, ("0", "c"): 1, ("2", "b"): 7}
 

@@ -18,10 +18,8 @@ TUNING_OF = execution_plan.tuning_of
 WRONG = [
     ("devices", 0, "plan.devices must be auto or a positive number, got 0"),
     ("devices", True, "plan.devices must be auto or a positive number, got True"),
-    ("devices", "map", "plan.devices must be auto or a positive number, got 'map'"),
     ("clients", "seven", "plan.clients must be auto, map, vmap or a positive number, got 'seven'"),
     ("clients", 1.0, "plan.clients must be auto, map, vmap or a positive number, got 1.0"),
-    ("clients", None, "plan.clients must be auto, map, vmap or a positive number, got None"),
     ("clients", "9" * 5000, "plan.clients must be auto, map, vmap or a positive number, got"),
     ("clients_in", "cloud", "plan.clients_in must be auto, device, host or disk, got 'cloud'"),
     ("runs", 2, "plan.runs must be auto, map or vmap, got 2"),

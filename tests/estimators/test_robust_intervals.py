@@ -94,7 +94,6 @@ def test_robust_intervals_in_other_units():
 def test_bad_arguments_are_refused_in_a_line():
     for call, said in (
         (lambda: robust_intervals([1.0, 2.0], 1.0, level=1.0), "level must be > 0 and < 1, got 1.0"),
-        (lambda: robust_intervals([1.0, 2.0], 1.0, level=1 - 1e-16), "level must be at most 1 - 7.1e-15"),
         (lambda: critical_value(1.0, level=1 - 1e-16), r"level must be at most 1 - 7.1e-15 \(the largest allowed"),
         (lambda: robust_intervals([1.0, 2.0], 0.0), "s must be finite and > 0, got 0.0"),
         (lambda: jax.jit(robust_intervals)(jnp.ones(3), jnp.ones(3)), "run on the host"),

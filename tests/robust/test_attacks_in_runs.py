@@ -94,14 +94,10 @@ def test_new_clients_do_not_attack(federation):
         ({"aggregate": "trimmed-mean:fraction=0.05"}, "trims no client in rounds of 10: use .* at least 0.1"),
         ({"aggregate": "trimmed-mean:fraction=0.5"}, "trimmed-mean:fraction must be > 0 and < 0.5, got 0.5"),
         ({"aggregate": "norm-bound:bound=-1"}, "norm-bound:bound must be >= 0 and finite, got -1"),
-        (
-            {"aggregate": "geometric-median:steps=0"},
-            "geometric-median:steps must be a whole number >= 1, got 0",
-        ),
+        ({"aggregate": "geometric-median:steps=0"}, "geometric-median:steps must be a whole number >= 1, got 0"),
         ({"attack": "sign-flop", "attackers": 0.2}, "unknown attack 'sign-flop': did you mean 'sign-flip'"),
         ({"attack": "scale"}, "attack = scale requires attackers > 0"),
         ({"attackers": 0.2}, "attackers = 0.2 requires an attack: sign-flip, scale, noise, label-flip"),
-        ({"attack": "noise", "attackers": 1.0}, "attackers must be >= 0 and < 1, got 1.0"),
         ({"attack": "scale:factor=0", "attackers": 0.2}, "scale:factor must be > 0 and finite, got 0"),
     ],
 )
@@ -114,14 +110,6 @@ def test_what_means_nothing_is_refused(federation, changes, message):
 def test_a_method_without_a_mean_refuses_a_robust_one(federation):
     with pytest.raises(JaxpflError, match=r"aggregate = median .*adamix"):
         jaxpfl.fit("adamix", federation, aggregate="median", **SMALL)
-
-
-def test_labels_that_are_no_classes_are_not_flipped():
-    rng = np.random.default_rng(0)
-    clients = [(rng.normal(size=(6, 2)), rng.normal(size=6)) for _ in range(5)]
-    federation = jaxpfl.stack_clients(clients, test=clients)
-    with pytest.raises(JaxpflError, match="label-flip flips class labels, but the task is 'regression'"):
-        jaxpfl.fit("fedavg", federation, task="regression", attack="label-flip", attackers=0.2, **SMALL)
 
 
 def test_a_method_that_uploads_nothing_is_not_attacked(federation):
