@@ -117,8 +117,9 @@ class Programs:
                 break
             short = f"{readable(need)} of memory beside data and states, but only {readable(free)} is free"
             if block <= least:
+                smaller = "a smaller plan.clients, " if block > 1 else ""
                 raise OutOfMemoryError(
-                    f"with {block} client(s) at once, the program {name!r} needs {short}: use fewer (plan.clients), "
+                    f"with {block} client(s) at once, the program {name!r} needs {short}: use {smaller}"
                     "fewer runs at once (plan.runs = map), fewer clients or a smaller model"
                 )
             fewer = max(1, min(block // 2, block * free // need))
@@ -143,8 +144,7 @@ class Programs:
             layout = placement.state
             if placement.model is not None:
                 layout = placement.layout(compiled.shapes(self.function(name, placement.rows), *arguments))
-            on_cpu = jax.default_backend() == "cpu"
-            return {"out_shardings": layout} | (_UNOPTIMIZED if on_cpu else {})
+            return {"out_shardings": layout} | (_UNOPTIMIZED if jax.default_backend() == "cpu" else {})
         if name != "advance":  # with several processes, each must be able to read the whole result
             return {"out_shardings": placement.everywhere} if processes.several() else {}
         return {
