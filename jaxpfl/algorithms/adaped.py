@@ -73,7 +73,7 @@ def adaped(
     Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.
 
     Args:
-      task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
+      task: task; mu has the architecture of its model, and so does theta if ``architectures`` is empty.
       work: the local work in a round.
       idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
         0 for none. If positive, clients also keep a copy of (mu, psi), and as many as all m clients may take steps in a

@@ -177,7 +177,7 @@ class _Plus(NamedTuple):
     def tuned(
         self, key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, splits: Splits, theta: PyTree, gamma: Shared
     ) -> PyTree:
-        """Fine-tune theta with mu fixed, and return the personal model."""
+        """Fine-tune theta with the mu of ``gamma`` fixed, and return the personal model."""
         if not self.fine_tune_steps:
             return theta
         ctx = ctx._replace(round=jnp.maximum(ctx.round - 1, 0))  # rates and annealing of the last finished round

@@ -71,7 +71,7 @@ from jaxpfl.support.errors import JaxpflError
 RIDGE = 1e-4
 """Number added to the diagonal of the quadratic program, relative to the diagonal's mean."""
 _ROUNDING = 8
-"""Tolerance for violations of the constraints, in units of the rounding error."""
+"""Tolerance for violations of the quadratic program's constraints, in units of the rounding error."""
 
 
 @struct.dataclass
@@ -109,8 +109,8 @@ class Sent(NamedTuple):
       body: change of the body.
       head: change of the head.
       means: changes of the class means, [K, F].
-      variance: the client's statistic V (see the module), [].
-      moments: the client's statistic m, [K, F].
+      variance: V_i in the module's formula, [].
+      moments: m_ik in the module's formula for every class k, [K, F].
     """
 
     body: PyTree
@@ -121,14 +121,14 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Compute the weights a_ij with which the client in slot i of the cohort combines the heads of all slots j, [C, C].
+    """Compute the weights a_ij with which client i of a cohort of C clients combines the head of each client j, [C, C].
 
-    A slot without an upload is invalid, and its head has weight zero.
+    The head of a client without an upload has weight zero.
 
     Args:
-      variances: the statistic V of each slot's client (see the module), [C].
-      moments: the statistic m of each slot's client, [C, K, F].
-      valid: mask of the slots with an upload, [C] bool.
+      variances: V_i in the module's formula for every client i, [C].
+      moments: m_ik in the module's formula for every client i and class k, [C, K, F].
+      valid: mask of the clients with an upload, [C] bool.
     """
 
     def client_weights(own: Array) -> Array:
@@ -141,7 +141,7 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 
 
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
-    """Minimize ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero at invalid slots.
+    """Minimize ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero where ``valid`` is false.
 
     The solution is a = y / sum(y), where y >= 0 and the slacks ``s = Q y - 1`` satisfy ``s >= 0`` and ``s y = 0`` for
     each entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of
@@ -150,10 +150,10 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
 
     Args:
       matrix: Q, [C, C], symmetric and positive definite.
-      valid: mask of the slots that may have weight, [C] bool.
+      valid: mask of the entries of a that may be positive, [C] bool.
 
     Returns:
-      The vector a, [C]; all zero if no slot is valid.
+      The vector a, [C]; all zero if ``valid`` is false everywhere.
     """
     size = len(matrix)
     # Q is scaled to a unit diagonal, so that a single rounding tolerance suits all entries.
@@ -211,7 +211,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     of_head = replace(work, steps=head_steps, epochs=None)
 
     def statistics(params: PyTree, data: ClientData) -> tuple[Array, Array]:
-        """Compute the statistics V and m of a client (see the module)."""
+        """Compute V_i and m_ik in the module's formula for one client i and every class k."""
         means, counts = class_means.client_means(lambda x: parts.features(params, x), task.num_classes, data)
 
         def squares(x: PyTree, y: Array, valid: Array) -> Array:

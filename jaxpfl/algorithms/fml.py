@@ -50,7 +50,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
     The personalized model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 
     Args:
-      task: task; its model is the model of mu, and of theta unless ``architectures`` is given.
+      task: task; mu has the architecture of its model, and so does theta if ``architectures`` is empty.
       work: the local work in a round; theta and mu have separate optimizer states.
       architectures: the clients' models, as in `adaped`.
 

@@ -104,7 +104,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
         Args:
           memory: the stored examples.
-          rows: features of b examples, [b, F].
+          rows: features of the b examples to classify, [b, F].
           own: for each of the b examples, the position of a stored example that must not vote, [b].
         """
         squares = _squared_distances(rows, memory.features) / (hp.scale * parts.width)
@@ -120,7 +120,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         return total / jnp.maximum(kernel.sum(axis=1, keepdims=True), 1)
 
     def chosen(hp: KnnPerHyper, memory: Memory, logs: Array, params: PyTree, splits: Splits) -> Array:
-        """Choose the weight lambda_i with the largest likelihood, []; in a tie, the smallest."""
+        """Choose the lambda_i with the largest likelihood of held-out labels, []; in a tie, the smallest."""
 
         def likelihoods(near: Array, logs: Array, y: Array, valid: Array) -> Array:
             of_class = jax.nn.one_hot(y, task.num_classes)

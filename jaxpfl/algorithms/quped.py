@@ -70,7 +70,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
     average of the clients' copies.
 
     Args:
-      task: task; its model is the model of mu, and of theta unless ``architectures`` is given.
+      task: task; mu has the architecture of its model, and so does theta if ``architectures`` is empty.
       work: the local work in a round; theta and mu have separate optimizer states.
       bits: number of bits per parameter of the personalized models, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.

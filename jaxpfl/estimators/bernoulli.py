@@ -131,16 +131,18 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
 
 def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
-    """Unclipped moment estimate of v, from the shares' variance S2 and the mean h of 1/n_j; 0 if every n_j is 1.
+    """Unclipped moment estimate of the variance v of the population, whose mean is mu; 0 if every n_j is 1.
 
-    Values of 1 - h below `_ROUNDING` count as zero, because `without` computes h as a difference in single precision.
+    S2 is the variance of the clients' shares, and h the mean of 1/n_j. Values of 1 - h below `_ROUNDING` count as zero,
+    because the function `without` computes h as a difference in single precision.
     """
     learned = 1 - h > _ROUNDING
     return jnp.where(learned, (S2 - h * mu * (1 - mu)) / jnp.where(learned, 1 - h, 1), 0)
 
 
 def weight(mu: Array, v: Array, size: Array) -> Array:
-    """Optimal weight a_i of the client's own share, with v clipped to [0, mu (1 - mu)]; 0 if v is 0.
+    """Optimal weight of a client's own share if P has mean mu and variance v (clipped to [0, mu (1 - mu)]); 0 for v =
+    0.
 
     Implements: Ozkara et al. 2023, Remark 3.
     """
@@ -151,7 +153,7 @@ def weight(mu: Array, v: Array, size: Array) -> Array:
 
 
 def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
-    """The paper's weight of the client's own share, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
+    """The paper's weight of the own share, ``n / (mu (1-mu) / S2 - 1 + n)`` for shares of variance S2; 0 for S2 = 0.
 
     Implements: Ozkara et al. 2023, equation (6).
     """

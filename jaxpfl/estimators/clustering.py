@@ -80,7 +80,9 @@ def nearest(points: Array, centers: Array) -> Array:
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Sum the points [m, d] of each cluster, weighted by memberships [m, k]; return sums and total weights [k]."""
+    """Sum the points [m, d] of each cluster with weights ``member`` [m, k]; return the sums [k, d] and total weights
+    [k].
+    """
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
@@ -117,7 +119,8 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 SENSITIVITY = math.sqrt(2)
-"""L2 sensitivity of the vector (numbers, sums / radius) to adding or removing one client."""
+"""L2 sensitivity of the clusters' numbers of points and (sums of points) / radius to adding or removing one client.
+"""
 
 
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
@@ -149,7 +152,7 @@ def noisy_lloyd(
     reach: Scalar | None = None,
     variance: Scalar | None = None,
 ) -> Clusters:
-    r"""Run Lloyd's algorithm with noise on the sums and the numbers of points.
+    r"""Run Lloyd's algorithm with noise on each cluster's sum and number of points.
 
     Points are first clipped to the norm ``radius`` and divided by it. In each step, the server adds noise N(0, 2
     noise^2) to each cluster's number of points and to each entry of its sum of points. The new center is the noisy sum
@@ -178,7 +181,7 @@ def noisy_lloyd(
         memberships (k-means).
 
     Returns:
-      The centers and the noisy numbers of the last step.
+      The centers, and the clusters' noisy numbers of points in the last step.
     """
     soft = (0.0, 0.0) if variance is None else (1.0, variance)
     key = numbered(key, radius, noise, steps, radius if reach is None else reach, *soft)

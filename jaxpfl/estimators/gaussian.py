@@ -192,7 +192,7 @@ class Bit(NamedTuple):
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean M [1], variance of M about mu [], estimated st2 [], and whether messages were enough [] bool."""
+    """Estimated mean M [1], variance of M about mu [], estimated st2 [], and whether messages sufficed [] bool."""
 
     mean: Array
     error: Array

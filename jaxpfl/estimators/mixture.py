@@ -62,7 +62,7 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """A client's estimate by Theorem 6, [d], which depends only on the samples' mean and number.
+    """A client's estimate by Theorem 6 under the mixture ``at``, [d], from the mean and the number of its samples.
 
     Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
     """
@@ -131,7 +131,7 @@ def fit(
     """Run EM steps on the stacked messages, arrays [m, ...]; no step decreases the likelihood.
 
     A center without clients keeps its position. ``sq2`` is the variance that the release adds; it must be zero if sx2
-    is fitted.
+    is fitted (``noise_known`` is false).
     """
     d = messages.mean.shape[-1]
 

@@ -108,7 +108,7 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 
     Args:
       r: bound on |mu|.
-      variance: variance st2 + s2 of a client's mean.
+      variance: variance of a client's mean about mu: the variance st2 of the theta_i plus s2 = sx2 / n.
       clients: number of clients m.
       samples: number n of samples per client.
     """
@@ -118,7 +118,7 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 def printed_radius(r: Scalar, st: Scalar, s: Scalar, clients: Scalar, samples: Scalar) -> Array:
     """Radius b as printed in the paper: ``r + (st + s) sqrt(log(m^2 n))``, with the standard deviations st and s.
 
-    st is the standard deviation of the theta_i, and s = sx / sqrt(n).
+    st is the standard deviation of the clients' means theta_i, and s = sx / sqrt(n) their samples' standard error.
 
     Implements: Ozkara et al. 2023, Theorem 2.
     """

@@ -50,7 +50,7 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:
-    """Minus the log density, [].
+    """Minus the log density of theta, [].
 
     Implements: Ozkara et al. 2023, section 3.
     """

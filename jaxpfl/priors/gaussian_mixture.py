@@ -87,7 +87,7 @@ def log_joint(gamma: Mixture, theta: PyTree) -> Array:
 
 
 def penalty(gamma: Mixture, theta: PyTree, on: Examples | None = None) -> Array:
-    """Minus the log density, []."""
+    """Minus the log density of theta, []."""
     return -jax.nn.logsumexp(log_joint(gamma, theta))
 
 
@@ -115,7 +115,7 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
-    """Log likelihood of the valid models, []; EM maximizes it."""
+    """Log likelihood, []; of C stacked models, those marked in ``valid`` count. EM maximizes it."""
     return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 

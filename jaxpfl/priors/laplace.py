@@ -45,7 +45,7 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
-    """Minus the log density, [].
+    """Minus the log density of theta, [].
 
     Implements: Ozkara et al. 2023, section 3.
     """

@@ -113,7 +113,8 @@ SMALLEST_DELTA = 1e-12
 rounding errors of the same size.
 """
 FINE, SETTLED = 2e-3, 3e-4
-"""Smallest grid step that halving may reach, and relative change of epsilon at which halving stops."""
+"""Smallest step to which `PrivacyPlan.epsilon` halves the grid's, and relative change of epsilon at which it stops.
+"""
 # Probability treated as negligible when the range of the privacy loss is bounded.
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
@@ -317,7 +318,9 @@ class PrivacyPlan:
 
     @property
     def noise_ratio(self) -> float:
-        """Error of the prefix sums, relative to independent noise (`descriptions.prefix_error_ratio`)."""
+        """Error of the server's models due to noise, relative to independent noise; see
+        `descriptions.prefix_error_ratio`.
+        """
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def scale_noise(self, multiplier: float) -> PrivacyPlan:

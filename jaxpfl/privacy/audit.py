@@ -123,7 +123,7 @@ def epsilon_lower_bound(
 
 
 def _scores(name: str, scores: ArrayLike) -> np.ndarray:
-    """Check scores and return them in float64, [K, J]."""
+    """Check the scores of K worlds, and return them in float64, [K, J] for J scores per world."""
     scores = np.asarray(scores, np.float64)
     if not 1 <= scores.ndim <= 2 or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
@@ -133,12 +133,12 @@ def _scores(name: str, scores: ArrayLike) -> np.ndarray:
 
 
 def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Number of sorted scores above each threshold, [T]."""
+    """Number of sorted scores above each of T thresholds, [T]."""
     return len(scores) - np.searchsorted(scores, thresholds, side="right")
 
 
 class _Odds:
-    """Lower bounds on epsilon, given how many runs score above a threshold with the canary and without it."""
+    """Lower bounds on epsilon, given how many worlds score above a threshold with the canary and without it."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -163,10 +163,10 @@ class _Odds:
 
 
 def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
-    """Find the best bound, its test and its threshold.
+    """Find the largest lower bound on epsilon, its test and its threshold.
 
     Args:
-      odds: bounds for these numbers of worlds.
+      odds: bounds for K1 worlds with the canary and K0 without it.
       present, absent: one score per world with the canary, [K1], and without it, [K0].
     """
     present, absent = np.sort(present), np.sort(absent)
@@ -428,7 +428,7 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value of the test that noise [n, entries] is uncorrelated with the exact sums [n, entries] below it."""
+    """p-value of the test that noise [n, entries] is uncorrelated with the sums [n, entries] to which it was added."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)
@@ -440,7 +440,7 @@ def _along(noise: np.ndarray, sums: np.ndarray) -> float:
 
 
 def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
-    """Plot histograms of an audit's scores in the worlds with and without the canary, and save them as a PNG file.
+    """Plot histograms of an audit's scores with and without the canary, and save them as a PNG file.
 
     Returns:
       The path.

@@ -123,7 +123,7 @@ class DistributedNoise:
 
     Attributes:
       noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.
-      min_uploads: public number K_min, at most the number of clients in a round.
+      min_uploads: least number K_min of uploads in a release, public; no more than a round has clients.
       clipping_norm: clipping norm C, for the privacy statement.
       alone: whether each upload is visible by itself, as with compressed uploads. The client is then protected only by
         its own share of the noise, with noise multiplier :math:`z / \sqrt{K_{min}}`.
@@ -170,26 +170,26 @@ class PerStepNoise:
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
     If each step only adds its noisy gradient to the upload (``linear``), a client is also protected by the noise of all
-    K clients. A client's steps together change the sum by up to tau C. The other clients' steps may be arbitrary,
-    because they do not depend on this client. Then
+    K clients. A client's steps together change the sum by up to tau C. The other clients' steps do not depend on this
+    client, so they may be anything. Then
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
     The paper assumes that the average has noise of variance tau s^2/K. This is not true, because a client's later
     gradients depend on its earlier noise and may cancel that noise. With z from either formula, a round is at least as
-    private as one Gaussian release with noise multiplier z. The accounting of sampled rounds requires this. A client's
-    mu and psi count as one release with :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
+    private as one Gaussian release with noise multiplier z. The accounting of sampled rounds requires this. The noisy
+    gradients of a client's model mu and scale psi, with noise multipliers z_1 and z_2, count as one release with
+    :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
     The paper's update of psi is not linear. The gradient of psi depends on mu, including the noise of the same step, so
-    the sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to the
-    floor.
+    the sum of the clients' psi reveals that noise. Moreover, psi contains no noise after a client has raised it to its
+    lower bound.
 
     Attributes:
       clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
       stddevs: standard deviations of the noise in one step: s1, and s2 if psi is uploaded.
       steps: number of local steps tau.
-      min_uploads: number K of uploads, at most the number of clients in a round. A round with fewer uploads releases
-        nothing.
+      min_uploads: least number K of uploads; no more than a round has clients. A round with fewer releases nothing.
       linear: whether the second formula applies. It requires plain gradient steps without momentum, and one learning
         rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
         be computed before any noise of that step is added.

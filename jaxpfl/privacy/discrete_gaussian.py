@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Largest value K."""
+        """Largest absolute value K of the noise."""
         return self.high.shape[0] // 2
 
     def message_bits(self, levels: int) -> int:
@@ -88,7 +88,7 @@ def table(stddev: float) -> Table:
 
 
 def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
-    """Draw independent int32 values by inversion of 64 random bits each.
+    """Draw independent int32 values from the table ``of``, by inversion of 64 random bits each.
 
     The binary search takes the same number of steps for every result.
 

@@ -114,8 +114,8 @@ class Ledger:
 class _OfClient(NamedTuple):
     """Traced settings of one client, [] each, from its `Silo`.
 
-    ``whole`` is true if every mini-batch contains all examples. ``stddev`` is ``z_i C``. ``expected`` is the expected
-    size of a mini-batch.
+    ``whole`` is true if every mini-batch contains all examples. ``stddev`` is the standard deviation ``z_i C`` of the
+    noise. ``expected`` is the expected size of a mini-batch.
     """
 
     threshold: Array

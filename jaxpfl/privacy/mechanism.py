@@ -222,7 +222,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """Noise multiplier of the sum alone, chosen so that sum and count together have the noise multiplier z.
+        """Noise multiplier of the sum alone, so that the sum and adaptive clipping's noisy count have z together.
 
         Reference: Andrew et al. 2021, Theorem 1.
         """

@@ -72,7 +72,7 @@ class Guarded(NamedTuple):
 
 
 _Changed: TypeAlias = Callable[[Message, PrivateHyper], PyTree]
-"""Function ``(broadcast, hyper-parameters) -> shapes and types of a client's clipped change``."""
+"""Function ``(broadcast, hyper-parameters) -> shapes and types of a client's clipped upload``."""
 
 
 class _Sent(NamedTuple):
@@ -83,7 +83,7 @@ class _Sent(NamedTuple):
 
 
 class _Released(NamedTuple):
-    """Upload: a client's clipped change and, if C adapts, 1/2 for a change with norm at most C, otherwise -1/2."""
+    """A client's clipped upload and, if C adapts, 1/2 if the norm before clipping was at most C, otherwise -1/2."""
 
     change: PyTree
     below: PyTree
@@ -231,7 +231,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
 
 
 def _change(algorithm: Algorithm, splits: Splits, message: Message, hp: PrivateHyper) -> PyTree:
-    """Shapes and types of a client's clipped change after noise is added."""
+    """Shapes and types of a client's clipped upload after noise is added."""
     client, zero, key = algorithm.clients[0], jnp.int32(0), jax.random.key(0)
     if message.per_client is not None:
         message = message._replace(per_client=jax.tree.map(lambda a: a[0], message.per_client))

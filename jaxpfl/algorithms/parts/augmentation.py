@@ -75,7 +75,7 @@ class Augmentation:
 
         Args:
           key: random key, which must not be reused.
-          x: inputs, [b, ...]; zero for slots that are not valid.
+          x: inputs, [b, ...]; zero where ``valid`` is false.
           y: labels, [b].
           valid: mask of the real examples, which come first, [b] bool.
         """

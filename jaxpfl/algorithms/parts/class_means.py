@@ -73,7 +73,7 @@ def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Arra
     mean.
 
     Args:
-      rows: features, [b, F].
+      rows: features of b examples, [b, F].
       y: labels, [b].
       means: class means, [K, F].
       known: indicator of the known means, [K]: 1 for classes that have a mean and 0 for others.

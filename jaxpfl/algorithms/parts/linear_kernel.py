@@ -42,7 +42,7 @@ Form = Literal["kernel", "interpreted", "loop", "plain"]
 MOST_BYTES = 64 * 1024
 """Largest size of a padded batch, which a program instance holds in registers."""
 MOST_WEIGHTS = 4 * 1024
-"""Largest size of the model's padded kernel in bytes; each warp has a copy in registers."""
+"""Largest size in bytes of the model's padded weight matrix; each warp has a copy in registers."""
 MOST_OUTPUTS = 10
 """Largest number of outputs. The kernel contains the operations of each output; with 16, compiling takes minutes."""
 _OF_WARP = 8 * 1024
@@ -57,7 +57,7 @@ _form = jax.make_user_context("plain")
 
 
 _Weights = list[tuple[Array, Array]]
-"""Column of the model's kernel, [F], and bias, [], of each output."""
+"""Column of the model's weight matrix, [F], and bias, [], of each output."""
 _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 """Function from the predictions of each output and the labels to the losses and their derivatives, all [b]."""
 
@@ -82,9 +82,9 @@ class _Clients(NamedTuple):
     clients have the same value.
 
     Attributes:
-      counts: start and number of the client's examples in the store, and number of steps, [3] int32.
+      counts: index of the client's first example among all examples, number of its examples, and of steps, [3] int32.
       coefficients: learning rate, weight decay and proximal coefficient, [3].
-      params: kernel [F, K] and bias [K] before the first step.
+      params: weight matrix [F, K] and bias [K] before the first step.
       anchor: parameters of the proximal term; None for ``params``.
       indices: drawn positions of each step's batch, [steps, b]; None for full batches.
     """
@@ -146,7 +146,7 @@ def local_sgd(
 
 
 def _over_clients(train: Callable[[int, PyTree, _Clients], PyTree]) -> Callable[[PyTree, _Clients], PyTree]:
-    """Return a function ``(store, client)`` that ``vmap`` turns into a single call ``train(m, store, clients)``."""
+    """Return a function of all clients' examples and one client; its ``vmap`` calls ``train`` once for m clients."""
 
     def alone(store: PyTree, client: _Clients) -> PyTree:
         of_one = train(1, store, jax.tree.map(lambda a: a[None], client))

@@ -352,7 +352,7 @@ def run_steps(
 
 
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
-    """Augment the nth batch of a step; the rows of ``beside`` do not change."""
+    """Augment the nth batch of a step; the rows of ``beside`` (see `run_steps`) do not change."""
     if beside is not None and augment.mixes:
         raise JaxpflError("this method does not support augment = mixup: it stores a value for each example")
     x, rows = (batch.x, None) if beside is None else batch.x
@@ -361,7 +361,7 @@ def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: 
 
 
 def _batch(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
-    """Return the batch of a step, together with the rows of ``beside`` for the same examples."""
+    """Return the batch of a step, together with the rows of ``beside`` (see `run_steps`) for the same examples."""
     batch = Batch(*batching.take(data, indices, valid, plan))
     if beside is None:
         return batch

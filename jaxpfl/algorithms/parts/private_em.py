@@ -42,17 +42,18 @@ def em(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """Run EM steps, each with one noisy release of the sums.
+    """Run EM steps, each releasing noisy sums over clients.
 
     The count of a component is the sum of the clients' responsibilities for it. A component keeps its center and
-    variance if its noisy count is below one, or below two standard deviations of the count's noise. When the
-    probabilities are computed, counts below one are replaced by one, so that a component can recover.
+    variance if its noisy count is below one, or below two standard deviations of the count's noise. A component's
+    probability is proportional to its noisy count, or to one if the count is below one, so that the component can
+    recover.
 
     Args:
       key: key of the noise.
       gamma: the current mixture, with centers relative to the same origin as ``changes``.
-      changes: the uploaded model updates, leaves [S, ...] for S slots.
-      valid: mask of the slots with an upload, [S].
+      changes: the uploaded model updates, leaves [S, ...] for the S clients of a round.
+      valid: mask of the clients with an upload, [S].
       clipping_norm: norm C to which the updates are clipped.
       noise_multiplier: noise multiplier z of each EM step.
       floor: lower bound on the variances.
@@ -84,7 +85,7 @@ def em(
 
 
 def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple[Array, PyTree, Array]:
-    """Contribution v_i of one client to the sums, of norm at most ``SENSITIVITY`` C, with leaves [k], [k, ...] and [k].
+    """Contribution v_i of a client to an EM step's sums, [k], [k, ...] and [k], of norm at most ``SENSITIVITY`` C.
 
     Args:
       gamma: the current mixture.
@@ -98,7 +99,7 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
-    """Return the mixture with each center moved in a random direction, by half the clipping norm."""
+    """Return the mixture ``gamma`` with each center moved in a random direction, by half the clipping norm."""
     noise = gaussian(key, gamma.mu, 1.0, "nothing: directions of the start")
     # The factor makes every direction so long that clipping sets its norm to C / 2.
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)

@@ -318,7 +318,7 @@ class Archive(NamedTuple):
 
 
 def begin_store(mu: PyTree, size: int) -> StoredModels:
-    """Make a store with ``size`` slots: the first contains the initial global model, and the others are empty."""
+    """Make `StoredModels` with ``size`` slots: the first contains the initial global model, the others are empty."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 

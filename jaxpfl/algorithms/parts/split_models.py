@@ -45,7 +45,7 @@ class Parts(NamedTuple):
     fixed: PyTree
 
     def model(self) -> PyTree:
-        """Return the whole model: ``M x + N z`` and the fixed parameters."""
+        """Return the whole model: the sum of the shared and the personal parameters, and the fixed parameters."""
 
         def add(*parts: Array | None) -> Array:
             return reduce(jnp.add, [part for part in parts if part is not None])
@@ -64,11 +64,11 @@ class Masks(NamedTuple):
         return self.shared(path) or self.personal(path)
 
     def shared_part(self, tree: PyTree) -> PyTree:
-        """Select the shared leaves of a tree (apply M^T)."""
+        """Select the shared leaves of a tree; the other leaves are None."""
         return trees.split_by_path(tree, self.shared)[0]
 
     def personal_part(self, tree: PyTree) -> PyTree:
-        """Select the personal leaves of a tree (apply N^T)."""
+        """Select the personal leaves of a tree; the other leaves are None."""
         return trees.split_by_path(tree, self.personal)[0]
 
     def split(self, params: PyTree) -> Parts:

@@ -379,7 +379,7 @@ def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """Compute the QR decomposition of the columns, and the fraction of each column's length orthogonal to earlier
+    """Compute the QR decomposition of z [m, p], and the fraction of each column's length that is orthogonal to earlier
     columns, [p].
 
     ``xp`` is the array module: jax.numpy or NumPy.

@@ -173,13 +173,13 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
 
 
 class _Sums(NamedTuple):
-    """Parts of the likelihood that do not depend on B.
+    """Parts of the restricted log likelihood that do not depend on B.
 
     Attributes:
       w: weights w_i, [m].
       total: sums W_1 of the weights in each group, [G].
       center: weighted means of the groups, [G].
-      rest: sum of the other parts, [].
+      rest: sum of the remaining terms of the log likelihood without B, [].
     """
 
     w: Array
@@ -272,7 +272,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Maximize the likelihood from a grid point; return A and B, and their log likelihood.
+        """Maximize the likelihood from the grid point ``given`` = (A, B); return the pair, and its log likelihood.
 
         If A or B is zero at the grid point, it stays zero.
         """

@@ -69,7 +69,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     nu = jnp.where(known, 1.0, degrees)
 
     def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return lambda, the log density of u, the weights w_i, the weighted mean M, and phi's posterior mean.
+        """Return lambda, the log density of u, the weights w_i, the weighted mean M, and the posterior mean of phi.
 
         Here u in (0, 1) defines lambda = scale (1 / u^2 - 1). The density of u is bounded for every m.
         """

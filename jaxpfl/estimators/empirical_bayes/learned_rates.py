@@ -177,7 +177,7 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
     """Logarithm of mu's prior for the upper endpoint divided by mu's prior for the lower endpoint, [cells^2].
 
-    mu is in units of the pooled rate.
+    mu is in units of the pooled rate, and ``expected`` is the pooled rate times the mean exposure.
     """
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 

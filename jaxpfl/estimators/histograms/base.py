@@ -32,13 +32,13 @@ BLOCK = 256
 
 @struct.dataclass
 class Users:
-    """Token counts of n users, in b blocks of c users each.
+    """Token counts of n users, in b blocks of c rows each: one row per user, and rows without a user at the end.
 
     Within a scan over blocks, the arrays have no axis [b].
 
     Attributes:
-      place: places of a block's nonzero counts in the flattened table of all its counts, [b, e] int32: ``row * d +
-        token``. All blocks are padded to e places, as in the longest block; the padding has the place c * d.
+      place: index of each nonzero count of a block in the block's table of counts [c, d], flattened, [b, e] int32:
+        ``row * d + token``. The fullest block has e nonzero counts; other blocks are padded with the index c * d.
       count: nonzero counts, [b, e] float32; zero in the padding.
       size: number m_u of tokens, [b, c] float32; zero in rows without a user.
       ids: distinct ids from which the users' randomness is derived, [b, c] int32.

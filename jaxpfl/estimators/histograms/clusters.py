@@ -134,7 +134,8 @@ def far_apart(
     def pick(i: Array | int, gap: Array) -> Array:
         """Histogram of a random user, drawn with probability proportional to ``exp(t gap)``.
 
-        This user has the largest ``t gap`` plus Gumbel noise.
+        ``gap`` is every user's divergence from the nearest center. The drawn user has the largest ``t gap`` plus Gumbel
+        noise.
         """
 
         def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
@@ -172,7 +173,7 @@ def far_apart(
 
 
 class Directions(NamedTuple):
-    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, and the p candidate tokens [p]."""
+    """Leading eigenvectors [r, p] and eigenvalues [r] of the second moment of the p candidate tokens [p], and these."""
 
     vectors: Array
     values: Array

@@ -49,9 +49,10 @@ LEAST = 0.1
 the mean share, weights hardly grow further.
 """
 GRID = 60
-"""Number of grid values g_j, from the floor to the largest noisy value."""
+"""Number of grid values g_j in `denoised`, from the floor to the largest noisy value."""
 STEPS = 60
-"""Number of EM steps. With three times as many steps, a loss changes by less than the spread between runs."""
+"""Number of EM steps in `denoised`. With three times as many, a loss changes by less than the spread between runs.
+"""
 
 
 class Release(NamedTuple):
@@ -225,10 +226,10 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     .. math:: w_j \leftarrow \frac1d \sum_x r_{xj}, \qquad r_{xj} \propto w_j N(y_x; g_j, v_x + h^2 g_j^2),
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
-    Of all estimates, the posterior mean of Q has the smallest expected KL(Q || estimate). Setlur et al. (2023) replace
-    negative values by the floor, so that half of the tokens below the noise level are treated as impossible. With
-    little noise both methods return the release unchanged. This function only post-processes a release and costs no
-    privacy.
+    Of all estimates, the posterior mean of the shares p has the smallest expected KL(p || estimate). Setlur et al.
+    (2023) replace negative values by the floor, so that half of the tokens below the noise level are treated as
+    impossible. With little noise both methods return the release unchanged. This function only post-processes a release
+    and costs no privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
     decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new
