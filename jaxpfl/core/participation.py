@@ -1,8 +1,8 @@
 r"""Client participation: cohort sampling, stragglers and dropout, which all change the results.
 
-A `Participation` draws the cohort as sorted row numbers of the stack of clients, [capacity] int32. An empty slot has
-the row number m. An `Availability` draws the clients of the cohort that take fewer local steps, and the uploads that
-are lost.
+A `Participation` draws the cohort as sorted row numbers in the stack of clients, [capacity] int32, one slot for each
+client. A slot without a client has the row number m. An `Availability` draws the clients of the cohort that take fewer
+local steps, and the uploads that are lost.
 
 A client's random numbers in these draws depend on the client's id, not on its row in the stack.
 
@@ -309,8 +309,8 @@ def of(
 
 
 class FailureRates(NamedTuple):
-    """Probabilities of an `Availability`, [] or [S], as arguments of a compiled program; None for a failure that never
-    occurs.
+    """Probabilities of an `Availability`, one for all runs, [], or one for each run, [S]; None for a failure that never
+    occurs. They are arguments of a compiled program.
     """
 
     dropout: Scalar | None = None

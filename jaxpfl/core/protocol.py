@@ -247,8 +247,8 @@ class Server(NamedTuple):
         ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: function that predicts with the global model, ``(hp, state, x [n, ...]) -> logits``; None for a
         method without one global model.
-      welcome: function that makes the message to a new client, ``(key, hp, ctx, state) -> Message``; the leaves of
-        ``Message.per_client`` are then [...]. If None, a new client receives the message of ``broadcast``.
+      welcome: function that makes the message to a new client, ``(key, hp, ctx, state) -> Message``; its
+        ``Message.per_client`` has no client axis. If None, a new client receives the message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]

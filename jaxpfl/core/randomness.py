@@ -50,7 +50,7 @@ class Purpose(IntEnum):
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
-    """Derive a stream's key by folding in the purpose and then each name (round, client id, ...)."""
+    """Derive a stream's key by folding the purpose and then each name (round, client id, ...) into the run's key."""
     key = jax.random.fold_in(run_key, int(purpose))
     for name in names:
         key = jax.random.fold_in(key, name)
@@ -60,8 +60,8 @@ def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
 def named(key: Key, *names: object) -> Key:
     """Derive the key of a stream that is named by arbitrary data.
 
-    The first 16 bytes of the names' SHA-256 hash are folded in. Streams with different names are independent unless
-    these hashes collide.
+    The first 16 bytes of the names' SHA-256 hash are folded into ``key``. Streams with different names are independent
+    unless these hashes collide.
 
     Args:
       names: arrays, or objects whose ``repr`` is the same in every process. Memory addresses in a ``repr`` are ignored.
@@ -72,7 +72,7 @@ def named(key: Key, *names: object) -> Key:
 
 
 def words_of(*names: object) -> np.ndarray:
-    """Hash the names of a stream to the words [4] uint32 that `named` folds in."""
+    """Hash the names of a stream to the words [4] uint32 that `named` folds into a key."""
     text = "\0".join(_ADDRESS.sub("", repr(name)) for name in map(_short, names))
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u4").astype(np.uint32)
 
@@ -86,7 +86,7 @@ def _short(name: object) -> object:
 
 
 def numbered(key: Key, *numbers: Scalar) -> Key:
-    """Derive a stream's key by folding in the bits of some numbers, traced or not."""
+    """Derive a stream's key by folding the bits of some numbers, traced or not, into ``key``."""
     for number in numbers:
         number = jnp.asarray(number, jnp.result_type(float))
         for word in jnp.ravel(jax.lax.bitcast_convert_type(number, jnp.uint32)):

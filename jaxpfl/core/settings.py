@@ -153,8 +153,8 @@ def setting(default: Any, help: str = "", **more: Any) -> Any:
 def read_help(settings: type[T]) -> type[T]:
     """Decorate a dataclass so that the docstring below each field becomes the help of that setting.
 
-    The first paragraph is the help. The second paragraph, if there is one, describes what Python accepts in addition.
-    Editors and documentation tools read the same docstrings.
+    The first paragraph is the help. The second paragraph, if there is one, describes the values that only Python, not a
+    flag, can set. Editors and documentation tools read the same docstrings.
     """
     for field, text in itertools.pairwise(_class_bodies(inspect.getmodule(settings))[settings.__name__]):
         match field, text:

@@ -130,12 +130,12 @@ def names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def valid_count(valid: Array) -> Array:
-    """Number [] of valid slots, or one if no slot is valid."""
+    """Number [] of true entries of the mask ``valid``, but at least one."""
     return jnp.maximum(valid.sum(), 1)
 
 
 def valid_sum(valid: Array, values: Array) -> Array:
-    """Sum of values [b] over the valid slots [b], []; NaN in invalid slots has no effect."""
+    """Sum of values [b] where the mask ``valid`` [b] is true, []; NaN elsewhere has no effect."""
     return jnp.where(valid, values, 0).sum()
 
 
@@ -145,7 +145,7 @@ def where_rows(valid: Array, leaf: Array) -> Array:
 
 
 def valid_mean(valid: Array, values: Array) -> Array:
-    """Mean of values [b] over the valid slots [b], []; zero if no slot is valid."""
+    """Mean of values [b] where the mask ``valid`` [b] is true, []; zero if no entry is true."""
     return valid_sum(valid, values) / valid_count(valid)
 
 

@@ -31,7 +31,7 @@ Metrics: TypeAlias = dict[str, Array]
 NO_LABEL = -1
 """Label of a sequence position without a label: padding, or a token that is not to be predicted."""
 MOST_EXAMPLES = 2**31 - 1
-"""Largest number of examples in a split, limited by int32 positions in the store."""
+"""Largest number of examples in a split, because the position of an example is an int32."""
 EQUAL = 1.25
 """Clients count as equally large if padding all of them to the largest client's number of examples multiplies the total
 by at most this factor.
@@ -93,7 +93,7 @@ class ClientData:
 
     @classmethod
     def stacked(cls, examples: Store, sizes: Sequence[int] | np.ndarray) -> ClientData:
-        """Stack the clients of a store on the host.
+        """Stack clients on the host, given the arrays of all their examples.
 
         Args:
           examples: NumPy arrays with the examples of the first client, then of the second, and so on.
@@ -185,11 +185,11 @@ class ClientData:
         return ClientData.stacked(self._copy(start, size), size).bounded(self.capacity)
 
     def check(self) -> None:
-        """Check on the host that all clients' examples are in the store.
+        """Check on the host that all clients' positions lie within the arrays in ``examples``.
 
         Raises:
-          JaxpflError: if an example is not in the store, for example because a user sliced the arrays instead of
-            selecting clients with `Federation.rows`.
+          JaxpflError: if a position lies outside, for example because a user sliced the arrays instead of selecting
+            clients with `Federation.rows`.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
@@ -201,7 +201,7 @@ class ClientData:
 
     @property
     def persons(self) -> Any:
-        """Person of each example in the store, [N] int32; None if unknown."""
+        """Person of each example in ``examples``, [N] int32; None if unknown."""
         return getattr(self.examples, "persons", None)
 
     def count_persons(self) -> tuple[np.ndarray, int]:
@@ -236,7 +236,7 @@ class ClientData:
         """Concatenate the clients' examples on the host, in the order of the stack.
 
         Raises:
-          JaxpflError: if a client's examples do not lie in the store, as in `check`.
+          JaxpflError: as in `check`.
         """
         self.check()
         start, size = np.atleast_1d(np.asarray(self.start)), np.atleast_1d(np.asarray(self.size))
@@ -251,7 +251,7 @@ class ClientData:
         return jax.tree.map(lambda leaf: host_memory.gathered(np.asarray(leaf), places), self.examples)
 
     def with_examples(self, x: PyTree | None = None, y: Any = None) -> ClientData:
-        """Return the same clients with other inputs or labels, [N, ...] in the order of the store."""
+        """Return the same clients with other inputs or labels, [N, ...] in the order of ``examples``."""
         old = self.examples
         return replace(self, examples=old._replace(x=old.x if x is None else x, y=old.y if y is None else y))
 

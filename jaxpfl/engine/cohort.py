@@ -33,8 +33,9 @@ AXIS = "clients"
 
 
 _TOGETHER = 8
-"""Number of blocks whose sums are added without compensation. The rounding errors of these seven additions stay below
-5e-7 of the sum."""
+"""Number of blocks of clients (`run_cohort`) whose sums are added without compensation. The rounding errors of these
+seven additions stay below 5e-7 of the sum.
+"""
 
 
 class Outcome(NamedTuple):
@@ -58,8 +59,9 @@ that only reads states returns ``()`` as the state."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""Function ``(present, state, data) -> Outcome``: a `OneClient` whose argument ``shared`` and whose data stores are
-already bound."""
+"""Function ``(present, state, data) -> Outcome``: a `OneClient` whose argument ``shared`` and whose arrays of examples
+are already bound.
+"""
 
 
 class Spread(NamedTuple):
@@ -86,13 +88,13 @@ class Spread(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """Slots of a cohort; filled slots come before empty slots.
+    """Slots of a cohort that one device runs, each for one client; filled slots come before empty slots.
 
     Attributes:
       present: whether the slot is filled.
       state: row of the slot's client in the states.
       data: row of the slot's client in the data.
-      place: index of the slot among all slots of the cohort; the client's outputs are stored there.
+      place: index of the slot among the cohort's slots on all devices; the client's outputs are stored there.
     """
 
     present: Array
@@ -370,7 +372,7 @@ def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
 
 
 def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
-    """Insert stores into a tree that `split_stores` returned, or into one client's rows of this tree."""
+    """Insert the examples into a tree that `split_stores` returned, or into one client's rows of this tree."""
     given = iter(stores)
     return jax.tree.map(
         lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data

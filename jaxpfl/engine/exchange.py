@@ -22,7 +22,7 @@ class ClientMemory(NamedTuple):
     Attributes:
       state: the client's state.
       participations: number of rounds in which the client was in the cohort, [].
-      idle_rounds: number of rounds in which the client trained outside the cohort, [].
+      idle_rounds: number of rounds in which the client trained while not in the cohort, [].
     """
 
     state: PyTree

@@ -157,7 +157,7 @@ class Resolved(NamedTuple):
 
     @property
     def one_vector(self) -> bool:
-        """True if plain SGD stores a client's parameters as one vector: a small run on a GPU waits for launches."""
+        """True if plain SGD stores a client's parameters as one vector, to launch fewer kernels in small GPU runs."""
         small = self.block * self.share_bytes <= _LAUNCHES
         return small and self.model_shards == 1 and bool(self.compiler_options)
 

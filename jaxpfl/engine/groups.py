@@ -15,7 +15,7 @@ from jaxpfl.data import stack
 from jaxpfl.support.errors import JaxpflError
 
 _WORTH = 0.01
-"""Share of the examples' memory that a reordering of the clients must save to be worthwhile."""
+"""Share of the examples' memory that a reordering of the clients (`Group.dealt`) must save to be worthwhile."""
 
 
 class Group(NamedTuple):
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Row that represents an empty slot: the first row after the clients' rows."""
+        """Row number that means "no client": the first row after the clients' rows."""
         return self.size if self.places is None else self.rows
 
     @property
@@ -55,11 +55,11 @@ class Group(NamedTuple):
         return np.arange(self.size) if self.places is None else self.places
 
     def cohort(self, rows: Array) -> Array:
-        """Convert a cohort's rows in the federation to sorted rows in this group's stack; `end` marks an empty slot."""
+        """Convert a cohort's rows in the federation to sorted rows in this group's stack; `end` means "no client"."""
         return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.size]
 
     def rows_of(self, rows: Array) -> Array:
-        """Convert rows in the federation to rows in this group's stack; m and clients of other groups become `end`."""
+        """Convert rows in the federation to rows in this group's stack; m and rows of other groups become `end`."""
         if self._is_whole:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Convert rows in this group's stack to rows in the federation (inverse of `rows_of`); empty slots become m."""
+        """Convert rows in this group's stack to rows in the federation (inverse of `rows_of`); `end` becomes m."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
@@ -245,5 +245,5 @@ class Clients(NamedTuple):
         return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
 
     def places(self, rows: Array, num_clients: int) -> Array:
-        """Convert rows in the group's stack to rows in the federation; empty slots become m."""
+        """Convert rows in the only group's stack to rows in the federation; rows without a client become m."""
         return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)

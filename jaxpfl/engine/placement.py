@@ -182,7 +182,7 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
       layout: sharding of the first axis over the devices, for arrays of client rows and for the examples.
 
     Raises:
-      JaxpflError: if the shards of a store have too many examples in total for int32 positions.
+      JaxpflError: if the shards of a split have too many examples in total for int32 positions.
     """
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices

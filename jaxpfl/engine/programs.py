@@ -72,7 +72,7 @@ class Setting(NamedTuple):
 
 
 class Programs:
-    """The programs of one setting.
+    """The compiled programs of a simulation with one `Setting`.
 
     Attributes:
       execution: resolved plan of a round, with a smaller block of clients if the first choice did not fit in memory.

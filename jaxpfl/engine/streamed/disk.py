@@ -40,7 +40,8 @@ from jaxpfl.support.host_memory import readable
 
 
 class RowFile:
-    """An array [S, m, ...] in a file, read and written row by row with system calls, not through the memory map.
+    """An array [S, m, ...] in a file. Rows (one client's state in one run) are read and written with system calls, not
+    through the memory map.
 
     A memory map uses pages of up to 2 MiB. Each page that is touched counts in the process's resident size, and the
     system writes it to the disk as a whole. A round that wrote 100 rows of a CNN's states (18 MB) through the map
@@ -319,7 +320,8 @@ class Disk:
         return jax.tree.unflatten(self._structure, [file.array for file in self._files])
 
     def take(self, run: int, of: np.ndarray) -> PyTree:
-        """Copy some rows of a run, leaves [k, ...]. A row number beyond the last client gives the last client's row.
+        """Copy the states of some clients of a run, leaves [k, ...]. A row number beyond the last client gives the last
+        client's state.
 
         Raises:
           JaxpflError: if a file has become shorter.
@@ -337,7 +339,7 @@ class Disk:
         self._write(self._numbers(run, of), jax.tree.leaves(values))
 
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write some rows of a run, after their old contents were appended to the journal.
+        """Write the states of some clients of a run, after their old contents were appended to the journal.
 
         Raises:
           UnwritableError: if writing fails, for example because the disk is full.

@@ -266,7 +266,7 @@ class Rounds:
         write(run, real, jax.tree.map(lambda a: np.asarray(a)[0, : len(real)], held))
 
     def program(self, given: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled program of a round, cached by the lengths of the training, validation and test stores."""
+        """Compiled program of a round, cached by the lengths of the arrays of examples in each split."""
         lengths = tuple(len(split.examples.y) for split in given[2].federations[0].splits)
         programs = self._programs.setdefault(lengths, _Programs(self._setting, self._execution))
         return programs.made.get(("advance", 1)) or programs.get("advance", 1, given)
@@ -296,7 +296,9 @@ class _Programs(Programs):
 
 
 def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Index of each client row among the previous cohort's rows; -1 if it is not among them. Both arrays are sorted."""
+    """Index of each row ``of`` among the previous cohort's rows ``before``; -1 if it is not among them. Both are
+    sorted.
+    """
     if not len(before):
         return np.full(len(of), -1, np.int32)
     at = np.minimum(np.searchsorted(before, of), len(before) - 1)

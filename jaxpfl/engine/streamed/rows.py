@@ -21,12 +21,12 @@ _MAPPED = 16 * 2**20
 
 
 def take(tree: PyTree, run: int, rows: np.ndarray) -> PyTree:
-    """Copy some rows of one run, leaves [k, ...]. A row number beyond the last client gives the last client's row."""
+    """Copy the states of k clients of one run, leaves [k, ...]. A row number above the last gives the last state."""
     return jax.tree.map(lambda leaf: np.take(leaf[run], rows, axis=0, mode="clip"), tree)
 
 
 def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
-    """Write values [k, ...] to some rows of one run in place."""
+    """Write the states [k, ...] of some clients of one run in place."""
 
     def write(leaf: np.ndarray, new: Any) -> None:
         leaf[run, rows] = new
@@ -58,13 +58,13 @@ class Pages:
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
-    """Copy some clients' examples to a new store with ``length`` examples.
+    """Copy some clients' examples to new arrays of ``length`` examples.
 
     Args:
       data: stacked clients on the host. Their examples may be memory-mapped: only the chosen clients' examples are
         read.
       rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more marks a slot without examples.
-      length: length of the store, at least 1 and at least the total number of the clients' examples.
+      length: length of the new arrays, at least 1 and at least the total number of the clients' examples.
     """
     real = rows < len(data.size)
     at = np.where(real, rows, 0)
@@ -90,7 +90,7 @@ def most(data: ClientData, clients: int) -> int:
 
 
 def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
-    """Length of a store for these clients: a power of two, or ``bound`` if that is smaller.
+    """Length of the arrays for these clients' examples: a power of two, or ``bound`` if that is smaller.
 
     Powers of two limit the number of different lengths, each of which needs its own compiled program.
 

@@ -180,7 +180,7 @@ class StreamedSimulation(Simulation):
         return Counts(table)
 
     def _written(self, rest: RunState, clients: tuple[PyTree, ...], counts: Counts) -> RunState:
-        """Return the state with these clients and counts, and record that they are the ones that were written last."""
+        """Return the state ``rest`` with these clients and counts, and record that they were written last."""
         self._now = (counts.table, np.array(rest.round, np.int64))
         return rest._replace(clients=clients, counts=counts)
 
