@@ -98,7 +98,7 @@ class Canaries(NamedTuple):
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
-    """Compute pseudo-random signs, 1 or -1 for every entry, with the finalizer of MurmurHash3.
+    """Compute pseudo-random signs, 1 or -1 for every entry of leaf number ``place``, with the finalizer of MurmurHash3.
 
     A hash compiles ten times faster than a random draw.
     """
@@ -382,7 +382,7 @@ def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.
 
 
 def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
-    """Statistics of S worlds by name, each [S]."""
+    """Statistics of the releases of S runs, with or without the canary, by name, each [S]."""
     of_round = [_sum(each.leaves.values()) for each in seen]
     table = {"sum": _sum(of_round)}
     if len(seen[0].leaves) > 1:

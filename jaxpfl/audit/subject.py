@@ -125,18 +125,18 @@ def only(kind: type, tree: PyTree) -> Any:
 
 
 def coin(batch_key: Key) -> Array:
-    """Coin of a client, [] bool: the last bit of its batch key, which is random and the same in all rounds."""
+    """Coin that decides whether a canary is included, [] bool: the last bit of its key for batches."""
     return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
 
 
 def tosses(run_keys: Array, ids: np.ndarray) -> np.ndarray:
-    """Coins of some clients in each run, True if included, [S, n] bool."""
+    """Coins of n canaries in each run, True if the canary is included, [S, n] bool."""
     each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
     return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(ids)))
 
 
 Scores = Callable[[Sequence[int]], tuple[np.ndarray, dict[str, np.ndarray]]]
-"""Function from the seeds of some worlds to whether each has the canary, [S] bool, and to scores by name, each [S]."""
+"""Function from the seeds of S runs to whether each has the canary, [S] bool, and to scores by name, each [S]."""
 Change = Callable[[Algorithm, LocalWork], Algorithm]
 """Function by which an audit changes a method's algorithm, before the mechanism wraps it."""
 

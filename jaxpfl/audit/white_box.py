@@ -1,9 +1,9 @@
 r"""White-box tests that a run's noise and cohorts match the accountant's assumptions.
 
 Without access to the clients' updates, an audit needs thousands of simulated runs to detect that a tenth of the noise
-is missing (`jaxpfl.audit.games`). The tests in this module record each client's change before it is clipped, and
-recompute the sum without noise in float64. The release minus this sum must be noise of the claimed size
-(`jaxpfl.privacy.audit`). The tests work equally well on any data.
+is missing (`jaxpfl.audit.games`). The tests in this module record each client's upload (divided by its weight) before
+it is clipped, and recompute the sum without noise in float64. The release minus this sum must be noise of the claimed
+size (`jaxpfl.privacy.audit`). The tests work equally well on any data.
 
 In some runs the noise cannot be separated from the sum (`why_no_noise_check`). In every run, the noise draws recorded
 by `jaxpfl.privacy.record` are also tested. Each draw must have its own key, and the number of draws must agree with the
@@ -170,9 +170,7 @@ def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) 
 
 
 class _Kept(NamedTuple):
-    """Client state of the method, with the client's id, the last change before clipping, and the round of this
-    change.
-    """
+    """Client state of the method, with the client's id, the last upload before clipping, and its round."""
 
     state: PyTree
     client_id: Array
@@ -181,7 +179,7 @@ class _Kept(NamedTuple):
 
 
 def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
-    """Wrap an algorithm so that client states contain the last change before clipping."""
+    """Wrap an algorithm so that client states contain the last upload before clipping."""
 
     def keeping(usual: Client) -> Client:
         def init(key, hp, ctx, message) -> _Kept:
@@ -207,7 +205,7 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum the clipped changes of all clients whose uploads arrived, separately in each of S runs.
+    """Sum the clipped uploads that arrived, separately in each of S runs.
 
     Args:
       subject: private run.
@@ -217,8 +215,8 @@ def _exact_sum(
       limit: clipping norm C, [S].
 
     Returns:
-      The sum of each leaf of the changes, [S, entries], by the leaf's name. A further array `_COUNT`, [S, 1], is a sum
-      over the same clients of 1/2 for a change whose norm is at most C, and -1/2 otherwise.
+      The sum of each leaf of the uploads, [S, entries], by the leaf's name. A further array `_COUNT`, [S, 1], is a sum
+      over the same clients of 1/2 for an upload whose norm is at most C, and -1/2 otherwise.
     """
     row_of = np.argsort(subject.ids)
     total: dict[str, np.ndarray] = {}

@@ -56,18 +56,20 @@ _MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # multipliers of Wellons' 3
 MAX_CLIENT_EXAMPLES = 2**23
 """Largest number of examples of a client for which the 32-bit arithmetic of `_cursor` is exact."""
 _BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
-"""Largest client sizes in the draw classes. Tiny clients have their own class because they need many epochs but only
-short sorts."""
+"""Largest numbers of examples of a client in each `DrawClass`. Tiny clients have their own class because they need many
+epochs but only short sorts.
+"""
 _AT_ONCE = 8
 """Number of clients in a class that are drawn together; with 16 or 32, empty slots in the last group would cost too
 much."""
 
 
 class Sizes(NamedTuple):
-    """Static bounds on the lengths of random orders. They determine the compiled program, but change no order.
+    """Static bounds on the lengths of random permutations. They determine the compiled program, but change no
+    permutation.
 
     Attributes:
-      short: bound on the lengths that are at most `SHORT`; 0 if all lengths are larger.
+      short: bound on all lengths up to `SHORT`; 0 if there are none.
       long: whether there may be lengths above `SHORT`.
     """
 
@@ -76,7 +78,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def cover(cls, sizes: np.ndarray) -> Sizes:
-        """Make bounds for some sizes. ``short`` is rounded up to a power of two, so similar sizes share programs."""
+        """Make bounds for lengths. ``short`` is rounded up to a power of two, so similar lengths share programs."""
         short = int(sizes[sizes <= SHORT].max(initial=0))
         return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
 
@@ -322,7 +324,7 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
 
 
 def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
-    """Read one random order of [0, n) at some positions.
+    """Read one random order (permutation) of [0, n) at some positions.
 
     Args:
       key: key of the order.
@@ -343,7 +345,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
 
 
 def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = ANY) -> Array:
-    """Read several random orders of [0, n) at some positions.
+    """Read several random orders (permutations) of [0, n) at some positions.
 
     Args:
       keys: one key for each order, [E]. An order uses 64 words of memory.
@@ -388,9 +390,7 @@ def _sorted(key: Key, size: Array, capacity: int) -> Array:
 
 
 def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
-    """Return two arrays [ROUNDS], hashed from two words: the rounds' shifts in [0, n), int32, and their salts,
-    uint32.
-    """
+    """Return two arrays [ROUNDS], hashed from words of the key: each round's shift in [0, n), int32, and salt, uint32."""
     words = jax.random.bits(key, (2,), jnp.uint32)
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
     # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.
@@ -401,7 +401,7 @@ def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
 
 
 def _all_rounds(step: Callable[[Array, Array], Array], place: Array) -> Array:
-    """Run the network. On an accelerator, eight rounds are one operation; on a CPU, that would be slower."""
+    """Run the swap-or-not network. On an accelerator, eight rounds are one operation; a CPU would be slower so."""
     loop = partial(lax.fori_loop, 0, ROUNDS, step)
     return lax.platform_dependent(place, cpu=loop, default=partial(loop, unroll=8))
 

@@ -445,6 +445,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Total number of examples in all shares' stores, if every store is padded to the length of the largest store."""
+    """Total number of examples in all shares (`even_shares`), if every share is padded to the size of the largest."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

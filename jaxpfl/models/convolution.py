@@ -102,7 +102,7 @@ def _max_and_first(z: Array) -> tuple[Array, Array]:
 
 
 def _scatter_to_first(first: Array, g: Array) -> Array:
-    """Array [4, ...] with g [...] at index `first` [...] of axis 0, and zero elsewhere (everywhere if first = 4)."""
+    """Place every entry of g [...] at the index in ``first`` [...] along a new axis of length 4; 4 leaves it out."""
     zero = jnp.zeros((), g.dtype)
     return jnp.stack([jnp.where(first == i, g, zero) for i in range(4)])
 
@@ -186,7 +186,7 @@ def _window_kernel(kernel: Array) -> Array:
 
 
 def _plane_sizes(size: int, k: int) -> tuple[int, int]:
-    """Return the pooled size of an input axis, and the size of the planes with its even and odd entries."""
+    """Return the size of an input axis after pooling, and the size of each plane (its even or its odd entries)."""
     pooled = (size - k + 1) // 2
     return pooled, pooled + k // 2
 
@@ -235,7 +235,7 @@ _window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
 
 
 def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
-    """Add slice t to plane t % 2, shifted by t // 2 along `axis`; return both planes, of length `size`."""
+    """Add slice t to plane t % 2 of `_window_patches`, shifted by t // 2 along `axis`; return both, of length `size`."""
 
     def place(t: int) -> Array:
         widths = [(0, 0)] * slices[t].ndim

@@ -56,7 +56,9 @@ RANGE = (1e-4, 1e4)
 
 
 class Warm(NamedTuple):
-    """Warm start for the next minimization: differences w [M, d], their multipliers omega [M, d], and rho, []."""
+    """Warm start for the next minimization: differences w along the M edges [M, d], their multipliers omega [M, d], and
+    rho [].
+    """
 
     w: Array
     omega: Array

@@ -118,7 +118,7 @@ def check_neighbours(nodes: int, k: int) -> None:
 
 
 def joined(found: list[np.ndarray]) -> Graph:
-    """Make a graph from a list of arrays, one for each node, which contain the node's neighbors."""
+    """Make a graph from a list of arrays, one for each node, with the numbers of the node's neighbors."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     return from_edges(pairs, nodes)
@@ -181,7 +181,7 @@ def laplacian(graph: Graph) -> np.ndarray:
 
 
 class Spectrum(NamedTuple):
-    """Eigendecomposition ``vectors diag(values) vectors^T`` of the Laplacian, [N] and [N, N], on the host."""
+    """Eigendecomposition ``vectors diag(values) vectors^T`` of the Laplacian, with values [N] and vectors [N, N]."""
 
     values: np.ndarray
     vectors: np.ndarray

@@ -507,7 +507,7 @@ _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "
 
 
 def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Results:
-    """Fit a regression on covariates to a file, and estimate each client at the mean of its own covariates.
+    """Fit a regression on covariates to a file, and estimate each client's value at the mean of its own covariates.
 
     Args:
       path: file to read, with a row per sample.

@@ -98,7 +98,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def printable(text: str, most: int = 100) -> str:
-    """Return text for a one-line message: unchanged, or as `shown` if it is unprintable or too long.
+    """Return text for a one-line message: unchanged or, if unprintable or too long, passed through `shown`.
 
     Examples:
       >>> printable("weight"), printable("a\\nb")

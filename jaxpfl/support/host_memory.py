@@ -101,7 +101,7 @@ def _process() -> int | None:
 
 
 _ENTRIES = 2**23
-"""Number of entries processed at once."""
+"""Number of array entries processed at once."""
 _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 

@@ -330,7 +330,7 @@ def _rows_of_block(like: Any, axis: int) -> int:
 
 
 def _starts(every: int, rows: int) -> list[int]:
-    """Return the first rows of blocks that cover all rows; the last block starts early enough to be complete."""
+    """Return the first rows of blocks of ``rows`` rows that cover ``every`` rows; the last block may overlap."""
     return [min(start, every - rows) for start in range(0, every, rows)]
 
 

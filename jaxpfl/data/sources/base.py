@@ -19,7 +19,7 @@ DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 _PATHS = ("csv", "federation", "idx", "leaf", "libsvm", "npz", "text")
 """Prefixes of the names of data sets that are followed by a path."""
 _ENTRIES = 2**20
-"""Number of entries that are processed together."""
+"""Number of array entries that are processed together."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
 """Kind of inputs: pixels, which `load` standardizes; features, that is, any other numbers; or tokens, that is, token

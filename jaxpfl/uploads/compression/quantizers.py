@@ -98,7 +98,7 @@ def rounded(key: Key, z: Array) -> Array:
 
 
 def values(sent: Array, b: Scalar, bits: int) -> Array:
-    """Decode levels to numbers in [-b, b]."""
+    """Decode the levels ``sent`` to numbers in [-b, b]."""
     b, e = _about_one(1.0 * jnp.asarray(b))
     return times_power(sent * (2 * b / (2**bits - 1)) - b, e)
 

@@ -180,13 +180,13 @@ def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
 
 
 def _ordered(leaf: Array, valid: Array) -> Array:
-    """Sort the values of each coordinate in ascending order; values of invalid slots become infinite and come last."""
+    """Sort the values of each coordinate in ascending order; invalid values become infinite and come last."""
     return jnp.sort(jnp.where(_beside(valid, leaf), leaf, jnp.inf), axis=0)
 
 
 def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool = True) -> PyTree:
-    """Weighted mean of the kept rows if ``of_weights``; otherwise the weighted sum divided by the number of kept
-    rows.
+    """Sum of the rows in the mask ``kept``, times ``factors``, divided by the factors' sum or, unless ``of_weights``,
+    by the number of rows.
     """
     factors = jnp.where(kept, factors, 0)
     total = factors.sum() if of_weights else kept.sum()
