@@ -121,7 +121,8 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Compute the weights a_ij with which client i of a cohort of C clients combines the head of each client j, [C, C].
+    """Compute the weights a_ij with which client i combines the head of client j, for the C clients in a cohort, [C,
+    C].
 
     The head of a client without an upload has weight zero.
 

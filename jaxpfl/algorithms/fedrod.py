@@ -68,7 +68,7 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
     split = head_and_body("fedrod", task)
 
     def log_counts(data: ClientData) -> Array:
-        """Logarithm of the number of training examples of each of the K classes, [K]."""
+        """Logarithm of each class's number of training examples, for K classes, [K]."""
         return jnp.log(jnp.maximum(class_means.counts(task.num_classes, data), _NO_EXAMPLE))
 
     def predict(hp: AveragingHyper, personal: Personal, x: PyTree) -> Array:

@@ -1,8 +1,8 @@
 """Game with one canary example in a silo, for runs in which noise protects single examples.
 
 The canary is the first example of a silo, or all examples of its first person. Its gradient is a vector with equal
-entries, so long that clipping shortens it to the norm C. If a world's coin excludes the canary, its gradient is zero,
-as if the silo did not have it. A world's scores are sums of the entries of what leaves the silo: its uploads and its
+entries, so long that clipping shortens it to the norm C. If a run's coin excludes the canary, its gradient is zero, as
+if the silo did not have it. A run's scores are sums of the entries of what leaves the silo: its uploads and its
 personalized model. The claim must cover them even for someone who knows all other examples.
 """
 
@@ -100,7 +100,7 @@ def _marked(usual: Client, client_id: int, rounds: int) -> Client:
 
 
 def silo_scores(subject: Subject) -> Scores:
-    """Build the function that simulates worlds with one canary, in a silo with the largest epsilon."""
+    """Build the function that simulates runs with one canary, in a silo with the largest epsilon."""
     assert subject.silo is not None
     rounds, train, silo = subject.run.spec.rounds, subject.run.federation.train, subject.silo
     like = np.asarray(train.size) == silo.examples

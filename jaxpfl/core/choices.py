@@ -11,7 +11,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """Split a choice into its name and its arguments, whose values remain strings.
+    """Split the choice ``text`` into one of the ``known`` names and its arguments, whose values remain strings.
 
     Examples:
       >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])

@@ -390,7 +390,7 @@ def _sorted(key: Key, size: Array, capacity: int) -> Array:
 
 
 def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
-    """Return two arrays [ROUNDS], hashed from words of the key: each round's shift in [0, n), int32, and salt, uint32."""
+    """Return two arrays [ROUNDS], hashed from the key: each round's shift in [0, n), int32, and salt, uint32."""
     words = jax.random.bits(key, (2,), jnp.uint32)
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
     # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.

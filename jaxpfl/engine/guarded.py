@@ -124,7 +124,8 @@ def mechanism_for(
     exclusions.check({"unit": "example", "noise_seed = secret and training after the last round": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
-        """Build the function ``examples -> batches``: the largest number of batches that one of these calls draws.
+        """Build the function ``examples -> batches``: the largest number of batches that a call in the ledgers ``of``
+        draws.
 
         Only one of the calls counts, because a client is either inside or outside the cohort in a round.
         """

@@ -235,7 +235,7 @@ _window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
 
 
 def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
-    """Add slice t to plane t % 2 of `_window_patches`, shifted by t // 2 along `axis`; return both, of length `size`."""
+    """Add slice t to plane t % 2 of `_window_patches`, shifted by t // 2 along `axis`; return both planes."""
 
     def place(t: int) -> Array:
         widths = [(0, 0)] * slices[t].ndim

@@ -385,7 +385,7 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """p-values for the correlation between any two of n parts, [n, ...].
+    """p-values for the correlation between any two of n parts of the residuals (rounds, runs or leaves), [n, ...].
 
     If parts a and b are independent, <a, b> / |b| is N(0, 1).
     """

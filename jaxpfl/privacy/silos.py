@@ -268,7 +268,7 @@ def _calibrated(mechanism: SiloMechanism, epsilon: float, delta: float, accounta
 def _near(
     mechanism: SiloMechanism, silo: Silo, like: Silo, epsilon: float, delta: float, accountant: Accountant
 ) -> float | None:
-    """Find a noise multiplier with an epsilon just below the target, by extrapolation from a silo of similar size.
+    """Find a noise multiplier with an epsilon just below the target, by extrapolation from the similar silo ``like``.
 
     Silos may have many sizes, and a separate calibration for each size would take minutes. Returns None if a few
     attempts fail.

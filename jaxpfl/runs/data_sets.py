@@ -198,8 +198,9 @@ _WRITERS: dict[str, Any] = {
     "batch_size": 4,
     "rounds": 240,
 }
-"""FEMNIST in Ozkara et al. 2022, with sampling ratio 0.33, 40 epochs of 60 iterations and about 240 examples per
-client."""
+"""Settings of Ozkara et al. 2022 for FEMNIST, with sampling ratio 0.33, 40 epochs of 60 iterations and about 240
+examples per client.
+"""
 
 # Each user of a LEAF data set is a client, and ten clients take part in a round.
 _USERS: dict[str, Any] = {

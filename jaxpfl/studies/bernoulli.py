@@ -94,7 +94,7 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
 
 
 def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
-    """Exact mean squared error of a client's estimate, averaged over all clients.
+    """Exact mean squared error of a client's estimate in the population ``of``, averaged over all clients.
 
     The estimate is ``a`` times the client's own fraction of ones, plus ``1 - a`` times the mean fraction of the other
     clients that upload. If ``a`` is None, every client's estimate is the mean fraction of all uploading clients. The

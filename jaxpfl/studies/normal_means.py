@@ -32,8 +32,9 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
     "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
     "normal": ((1.0,), (0.0,), (1.0,)),
 }
-"""Weights, means and standard deviations of the components. In efron, nine of ten means are 0 and the others N(-3, 1)
-(Efron 2008). The population needles is not listed, because its means are fixed and not drawn."""
+"""Weights, means and standard deviations of each population's components. In efron, nine of ten means are 0 and the
+others N(-3, 1) (Efron 2008). The population needles is not listed, because its means are fixed and not drawn.
+"""
 
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
 
@@ -121,7 +122,7 @@ def mixture(truth: Truth) -> NormalMixture:
 
 
 def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -> Array:
-    """Draw the clients' means from a population, [m]."""
+    """Draw the clients' means from a population, [m], with one key for their components and one for the means."""
     kind = jax.random.choice(of_kind, len(population.weights), (clients,), p=population.weights)
     return population.means[kind] + population.sds[kind] * jax.random.normal(of_theta, (clients,))
 

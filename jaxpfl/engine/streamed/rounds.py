@@ -266,7 +266,7 @@ class Rounds:
         write(run, real, jax.tree.map(lambda a: np.asarray(a)[0, : len(real)], held))
 
     def program(self, given: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiled program of a round, cached by the lengths of the arrays of examples in each split."""
+        """Compiled program of a round, cached by the lengths of the splits' arrays."""
         lengths = tuple(len(split.examples.y) for split in given[2].federations[0].splits)
         programs = self._programs.setdefault(lengths, _Programs(self._setting, self._execution))
         return programs.made.get(("advance", 1)) or programs.get("advance", 1, given)

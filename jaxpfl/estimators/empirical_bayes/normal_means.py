@@ -70,7 +70,7 @@ _FARTHEST = 9.0
 
 
 class NormalMixture(NamedTuple):
-    """A mixture of K normal distributions: the prior of theta, of which x is an estimate with standard error s.
+    """A mixture of K normal distributions: a prior for theta, given an estimate x with standard error s.
 
     Attributes:
       weights: weights pi_k, [K], with sum one.

@@ -317,7 +317,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors of any clients under a Beta or Gamma prior with mean ``mu`` and size ``size``."""
+    """Posteriors of any clients under a Beta or Gamma prior with mean ``mu`` and pseudo-trials or exposure ``size``."""
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))

@@ -182,7 +182,7 @@ def run_group(
 
 
 def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
-    """Return the store of a chunk's saved state, identified by all settings that affect its results.
+    """Return the `Unfinished` of a chunk, identified by all settings that affect its results.
 
     The data are not included, because the sweep checks that they have not changed.
     """

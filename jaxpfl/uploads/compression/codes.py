@@ -72,5 +72,5 @@ def run_bits(x: Array) -> Array:
 
 
 def _width(distinct: Array) -> Array:
-    """Number of bits of an index into a table of D = ``distinct`` numbers, ``ceil(log2 D)``."""
+    """Number of bits that index a table of D = ``distinct`` numbers, ``ceil(log2 D)``."""
     return jnp.where(distinct > 1, 32 - jax.lax.clz(distinct - 1), 0)
