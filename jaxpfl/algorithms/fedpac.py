@@ -1,8 +1,8 @@
 r"""FedPAC: features are aligned to class means, and each personal head is a combination of the cohort's heads.
 
-The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client i of
-the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau local steps on the
-body, with the new head fixed, to minimize
+The server keeps the shared body phi, the mean feature c_y of each of the K classes, and a head h_i for every client. A
+client i of the cohort S takes ``head_steps`` steps on its head with the body fixed. The client then takes tau local
+steps on the body, with the new head fixed, to minimize
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
@@ -142,7 +142,7 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 
 
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
-    """Minimize ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero where ``valid`` is false.
+    """Minimize ``a^T Q a`` over vectors a >= 0 with C entries that sum to 1 and are zero where ``valid`` is false.
 
     The solution is a = y / sum(y), where y >= 0 and the slacks ``s = Q y - 1`` satisfy ``s >= 0`` and ``s y = 0`` for
     each entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of

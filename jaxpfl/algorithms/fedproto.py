@@ -61,8 +61,8 @@ class FedProtoHyper(SgdHyper):
 
 
 class Prototypes(NamedTuple):
-    """State of the server, sent to all clients: prototypes [K, F], and ``known`` [K], which is 1 for a class that has a
-    prototype and 0 otherwise.
+    """State of the server, sent to all clients: prototypes of K classes [K, F], and ``known`` [K], which is 1 for a
+    class that has a prototype and 0 otherwise.
     """
 
     means: Array

@@ -158,6 +158,6 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
-    """Non-negative squared distances, [p, n], between every row of a, [p, F], and every row of b, [n, F]."""
+    """Non-negative squared distances, [p, n], between the p rows of a, [p, F], and the n rows of b, [n, F]."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     return jnp.maximum(squares, 0)

@@ -309,7 +309,7 @@ def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Arr
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """Pairs (lambda, T) of the grid, [g, 2], in the order in which ties are broken."""
+    """The g pairs (lambda, T) of the grid, [g, 2], in the order in which ties are broken."""
     for name, values, allowed, fits in (
         ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),

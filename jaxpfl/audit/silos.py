@@ -57,8 +57,8 @@ class _MarkedData(GuardedData):
 
 
 class _Kept(NamedTuple):
-    """Client state of the method, with the mark of the first example, [], and the sum of the entries of the client's
-    upload in every round, [R].
+    """Client state of the method, with the first example's mark, [], and the upload's summed entries in each of R
+    rounds, [R].
     """
 
     state: PyTree

@@ -35,10 +35,10 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
     No step lowers the function's value by more than rounding error.
 
     Args:
-      function: twice differentiable function of parameters [P] with values []. If it is a log likelihood of clients,
-        pass the mean over clients rather than the sum, so that rounding errors do not grow with the number of clients.
-        Values that are not finite count as minus infinity.
-      starts: starting points, [S, P]. The parameters must be scaled so that a step of length 1 is neither tiny nor
+      function: twice differentiable function of P parameters, [P], with values []. If it is a log likelihood of
+        clients, pass the mean over clients rather than the sum, so that rounding errors do not grow with the number of
+        clients. Values that are not finite count as minus infinity.
+      starts: S starting points, [S, P]. The parameters must be scaled so that a step of length 1 is neither tiny nor
         huge.
 
     Returns:

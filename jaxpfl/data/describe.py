@@ -216,7 +216,7 @@ def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarr
     """Mean and standard deviation of each client's labels, [m, 2]. All entries of a label vector are included.
 
     Args:
-      own: client of each example, [N].
+      own: client of each of N examples, [N].
       labels: labels of the examples, [N] or [N, d].
       sizes: number of examples of each client, [m], all above 0.
     """

@@ -1,4 +1,7 @@
-"""Checks of labels (classes, real numbers or vectors), and of inputs that lose digits in single precision."""
+"""Checks of labels (classes, real numbers or vectors), and of inputs that lose digits in single precision.
+
+N is the number of examples, d the number of labels of an example, and T the number of positions of a sequence.
+"""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def warn_of_shared(federation: Federation) -> Federation:
 
 
 def _hashes(examples: store.Store) -> np.ndarray:
-    """Hash each example, [N] uint64: multiply its 32-bit words by random weights and add the products."""
+    """Hash each of N examples, [N] uint64: multiply its 32-bit words by random weights and add the products."""
     rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
@@ -324,7 +324,7 @@ def check_memory(sizes: np.ndarray, who: np.ndarray, one: int) -> None:
 
 
 class Dealt(NamedTuple):
-    """One split's examples, and their assignment to m clients.
+    """One split's N examples, and their assignment to m clients.
 
     Attributes:
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.

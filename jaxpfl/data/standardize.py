@@ -123,7 +123,7 @@ def _rows(federation: Federation, x: np.ndarray, split: ClientData) -> Iterator[
 
 
 def _fill(column: Column, x: np.ndarray) -> float | str:
-    """Return the median or the most frequent level of a column, given its features [N, d].
+    """Return the median or the most frequent level of a column, given its d features in N rows, [N, d].
 
     If all values are missing, return ``column.fill``.
     """
@@ -149,7 +149,7 @@ def check_standardizable(source: Source) -> None:
 
 
 def _scaling(x: np.ndarray) -> Scaling:
-    """Compute the scaling of inputs [N, ...]."""
+    """Compute the scaling of N inputs [N, ...]."""
     mean, deviation = moments(x)
     # By rounding, even a constant feature can have a small deviation.
     constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)

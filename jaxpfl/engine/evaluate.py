@@ -203,7 +203,8 @@ def adapt_all(
 
     ``before`` scores the client's model on arrival, without a local step. If the method counts gradients, ``after`` has
     the entry ``gradients``: the number of gradients that each client evaluated in these rounds and for its personalized
-    model, [u] int32. In a pooled method, an unseen client has the trained client's state and runs no round.
+    model, [u] int32 for u unseen clients. In a pooled method, an unseen client has the trained client's state and runs
+    no round.
 
     Args:
       algorithm: the method.
@@ -482,7 +483,7 @@ def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool =
       Chosen(best=array([1]), over=array([ True]))
 
     Args:
-      validation: mean validation scores, [E, S].
+      validation: mean validation scores at E evaluations of S runs, [E, S].
       patience: number of evaluations; None for no early stopping.
       lower: whether lower scores are better.
     """
@@ -506,7 +507,7 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
       array([30., 20.])
 
     Args:
-      scores: score at each evaluation, [E, S].
+      scores: score at each of E evaluations in S runs, [E, S].
       seconds: time of each evaluation, [E, S].
       score: score to reach. A score at least this high reaches it, or at most this high if ``lower``.
       lower: whether lower scores are better.

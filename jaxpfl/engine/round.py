@@ -468,7 +468,7 @@ def synchronous_seconds(
       algorithm: the method. If it does not count gradients, each local step counts as one gradient.
       ids: ids of the clients whose counts are in ``worked``, in the same order, [m] or [m'].
       clients: number m of clients.
-      worked: increments of the clients' counts in the round, [m'].
+      worked: increments of the clients' counts in the round, in the m' rows of a `RunState`, [m'].
       up: bytes of an upload without compression.
       message: the server's broadcast.
     """
@@ -486,7 +486,8 @@ def synchronous_seconds(
 def seconds_ahead(
     algorithm: Algorithm, availability: Availability, ids: Array, sizes: Array, state: RunState, shared: PyTree
 ) -> Callable[[Array], Array]:
-    """Build the function ``rows [M] -> seconds [M]``: the time from the round's broadcast to each client's upload.
+    """Build the function ``rows [M] -> seconds [M]``: the time from the round's broadcast to each of M clients'
+    uploads.
 
     Without a time model, every client takes one second.
 

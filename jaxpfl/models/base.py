@@ -2,6 +2,9 @@
 
 Models and tasks are static: they contain functions and shapes. Close over them instead of passing them to a jitted
 function.
+
+A batch has N examples. K is the number of classes, d the number of labels of an example, and T the number of positions
+of a sequence.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ the batch as the last dimension, every row of patches is contiguous in memory. P
 copying shifted inputs: first for all shifts along W, then for all shifts of whole rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
+
+N is the size of the batch, H x W and h x w the sizes of the inputs and outputs, and C and O the numbers of their
+channels.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ class Halves(NamedTuple):
     """A model as two functions, ``apply(params, x) = head(params, features(params, x))``.
 
     Attributes:
-      features: function ``(params, x, key=None, train=False) -> [N, width]`` that computes features; it reads only the
-        body's parameters.
-      head: function ``(params, features [N, width]) -> predictions [N, K]``; it reads only the head's parameters.
+      features: function ``(params, x, key=None, train=False) -> [N, width]`` that computes N examples' features; it
+        reads only the body's parameters.
+      head: function ``(params, features [N, width]) -> predictions [N, K]`` of K classes; it reads only the head's
+        parameters.
       width: number of features of an example.
     """
 

@@ -3,6 +3,8 @@
 Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the last dimension, as in `convolution`.
 The residual networks are from He et al. 2016, "Deep Residual Learning for Image Recognition", but with group
 normalization (two groups) instead of batch normalization, unless ``batch`` is set.
+
+N is the number of examples in a batch, H x W the size of an image, and C the number of its channels.
 """
 
 from __future__ import annotations

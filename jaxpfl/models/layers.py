@@ -7,6 +7,8 @@ Group and layer normalization are functions of a single example, with ordinary p
 and Szegedy 2015, "Batch Normalization") also has running statistics; see `modules`. If batches are small or clients
 have few classes, these statistics differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of
 Decentralized Machine Learning", who use group normalization instead).
+
+Arrays have N examples, F features or C channels, and images of H x W pixels.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ NARROW = 4  # largest number of outputs with a separate product for each (measur
 
 
 def dense(x: Array, kernel: Array) -> Array:
-    """Product ``x kernel``, [N, K], of inputs [N, F] and a kernel [F, K].
+    """Product ``x kernel`` with K columns, [N, K], of inputs [N, F] and a kernel [F, K].
 
     With few outputs (as in softmax regression on two classes), ``vmap`` over clients gives batched products that are
     too small for XLA's CPU kernels. Separate products for each column are compiled to vector loops, which are four

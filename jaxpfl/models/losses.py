@@ -1,7 +1,8 @@
 """Named losses for tasks other than classification. Each can define a distance between predictions and their mixture.
 
-A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. The loss of several numbers is
-the sum of their losses. With residual r = prediction - y, the losses are
+A prediction is what a model returns for n examples: [n] or [n, 1] for one number, [n, d] for d numbers, [n, T, V] for
+the logits of V tokens at T positions. The loss of several numbers is the sum of their losses. With residual r =
+prediction - y, the losses are
 
 - ``squared``: r^2 / 2, the negative log-likelihood of a Gaussian of unit variance up to a constant;
 - ``absolute``: |r|;
@@ -74,7 +75,7 @@ def summed(values: Array) -> Array:
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
-    """Cross-entropy ``-log softmax(logits)[y]`` of each example, [N], for logits [N, K] and labels [N]."""
+    """Cross-entropy ``-log softmax(logits)[y]`` of N examples, [N], from logits [N, K] for K classes and labels [N]."""
     # With integer labels as indices, the gradient would be a scatter, which XLA compiles and runs slowly on a CPU.
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 

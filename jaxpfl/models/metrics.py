@@ -79,8 +79,8 @@ Metric = PerExample | PerClient | Pooled
 def correct(logits: Array, y: Array) -> Array:
     """Return 1.0 for each example whose label has the largest logit, else 0.0; the mean is the accuracy.
 
-    Logits are [N, K], labels and results [N]. Logits that are not finite count as wrong. Otherwise a diverged model
-    could be overlooked, because argmax of NaN is class 0.
+    Logits of N examples and K classes are [N, K], labels and results [N]. Logits that are not finite count as wrong.
+    Otherwise a diverged model could be overlooked, because argmax of NaN is class 0.
     """
     right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
     return right.astype(logits.dtype)
@@ -185,8 +185,8 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
     """Mean over classes of the AUC of each class's log-odds against all other classes.
 
-    Predictions are [n, K], and labels [n]. A class is omitted if none or all of the client's examples belong to it; the
-    result is NaN if no class remains.
+    Predictions of K classes are [n, K], and labels [n]. A class is omitted if none or all of the client's examples
+    belong to it; the result is NaN if no class remains.
     """
     classes = jnp.arange(predictions.shape[-1])
 

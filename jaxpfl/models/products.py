@@ -4,7 +4,8 @@
 computes a convolution as one product of patches with the kernel, and a pooling operation as a maximum or sum over the
 positions of a window. `conv` and `pool` take the parameters of the JAX primitives that they replace, so that
 `rewriting` can call them. Both functions transpose their input so that the batch is the last dimension (as in the
-module `convolution`), and transpose the result back. XLA cancels these transpositions between two layers.
+module `convolution`, whose symbols N, C, O, H and W this module uses too), and transpose the result back. XLA cancels
+these transpositions between two layers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 By default the networks predict the token after the last position; with ``every``, they predict the next token at each
 position.
+
+A batch has N sequences of T tokens; K is the number of classes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) with initial state 0; inputs [T, N, E] give states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) with initial state 0; inputs [T, N, E] with E numbers per token give
+    states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\
@@ -112,7 +115,7 @@ _WIDER = 4
 
 
 def rotated(x: Array) -> Array:
-    r"""Apply rotary position embeddings to queries or keys [N, T, H, d], with d even.
+    r"""Apply rotary position embeddings to queries or keys of H heads, [N, T, H, d], with d even.
 
     The pair of entries i and i + d/2 at position t is rotated by the angle :math:`t\, 10000^{-2i/d}`. The product of a
     query and a key then depends only on the distance between their positions.

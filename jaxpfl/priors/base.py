@@ -83,9 +83,9 @@ class Prior(NamedTuple):
       descend: function ``(rates, gamma, theta, on) -> gamma`` that takes one client's step on gamma, given its model
         theta; scales stay at or above their floor. The server averages the results. None for priors whose parameters
         only ``fit`` can estimate.
-      fit: function ``(gamma, thetas [C, ...], valid [C]) -> gamma`` that estimates gamma from all valid models, in
-        closed form or by EM from the given gamma; it returns the given gamma if no model is valid. None for priors on
-        predictions.
+      fit: function ``(gamma, thetas [C, ...], valid [C]) -> gamma`` that estimates gamma from the valid ones of C
+        models, in closed form or by EM from the given gamma; it returns the given gamma if no model is valid. None for
+        priors on predictions.
       sample: function ``(key, gamma) -> theta`` that draws a random model; None for priors on predictions.
       project: function ``gamma -> gamma`` that raises scales to their floor, for example after noise was added to an
         average.
@@ -116,7 +116,7 @@ def mean_square(difference: PyTree) -> Array:
 
 
 def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
-    """Weighted mean ``sum_i w_i a_i / sum_i w_i`` of stacked arrays a [C, ...], for weights w [C] that are not all
+    """Weighted mean ``sum_i w_i a_i / sum_i w_i`` of C stacked arrays a [C, ...], for weights w [C] that are not all
     zero.
     """
     share = weights / weights.sum()
@@ -138,8 +138,8 @@ class Family(NamedTuple):
       sample: the prior's function `Prior.sample`.
       prox: the prior's function `Prior.prox`.
       descend: function ``(rate, gamma, theta) -> mu`` that takes one natural-gradient step on the location.
-      locate: function ``(thetas [C, ...], valid [C]) -> mu`` that returns the maximum-likelihood location; the result
-        is arbitrary if no model is valid.
+      locate: function ``(thetas [C, ...], valid [C]) -> mu`` that returns the maximum-likelihood location of C models;
+        the result is arbitrary if no model is valid.
       spread: function ``(theta - mu) -> []``, whose mean over models is the maximum-likelihood scale at location mu.
     """
 

@@ -329,7 +329,8 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     """Test whether residuals are independent N(0, 1).
 
     Args:
-      residuals: residuals by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
+      residuals: residuals by leaf, for S runs of R rounds, [S, R, entries of the leaf]; NaN in rounds that released
+        nothing.
       sums: sums of the uploads without noise, with the same shapes.
 
     Returns:

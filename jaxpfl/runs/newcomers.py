@@ -82,7 +82,7 @@ def adapt(
 
 
 def _labels(table: Table, target: str, experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
-    """Return the label of each row, [N], as the run encodes labels, and whether the row has a label, [N] bool."""
+    """Return the label of each of N rows, [N], as the run encodes labels, and whether the row has a label, [N] bool."""
     known = ~table.missing_in(target)
     if experiment.task.kind == "regression":
         return np.where(known, table.numbers(target, missing=True), 0).astype(np.float32), known

@@ -77,7 +77,7 @@ def _series(records: Records, method: str, kind: str, *names: str) -> tuple[np.n
     """Collect the named metrics over the rounds, from the records that contain all of them.
 
     Returns:
-      The rounds [T], and for each metric its values [T, S] for S seeds.
+      The T rounds [T], and for each metric its values [T, S] for S seeds.
     """
     rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
     values = ([[np.nan if v is None else v for v in r[name]] for r in rows] for name in names)
@@ -90,7 +90,7 @@ def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of values [T, S] over the seeds; zero if there is one seed."""
+    """Return the standard deviation of values [T, S] over the S seeds; zero if there is one seed."""
     return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
 
 

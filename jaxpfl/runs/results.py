@@ -404,7 +404,7 @@ class Uplink:
         self.bits: np.ndarray = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the history of the next rounds, extended by ``bits_up`` [S, T]: the running total after each round."""
+        """Return the next T rounds' history, extended by ``bits_up`` [S, T]: the running total after each round."""
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
         self.bits = bits[:, -1]
         return history | {"bits_up": bits}

@@ -312,7 +312,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
 
 
 def covariance(x: Array, mask: Array) -> Array:
-    """Compute the covariance matrix of a client's examples as a vector, [q (q + 1) / 2].
+    """Compute the covariance matrix of a client's examples of q numbers as a vector, [q (q + 1) / 2].
 
     Entries off the diagonal are multiplied by the square root of 2, so that the Euclidean distance between two vectors
     is the Frobenius distance between the matrices.

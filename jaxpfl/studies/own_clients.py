@@ -269,7 +269,7 @@ def _several(table: Table, text: str) -> list[str]:
 
 
 def _sample_columns(samples: list[np.ndarray]) -> np.ndarray:
-    """Samples of all clients by column, [d, N]."""
+    """All N samples of the clients by column, [d, N]."""
     return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
 
 

@@ -3,7 +3,7 @@
 A large allocation is checked first, because a process that runs out of memory is killed by the kernel and prints no
 message. A temporary file has no name, so it disappears with its array or process. The pages of a mapped file cannot
 exhaust memory, because the system drops them when it needs room. They still count as resident memory, so the functions
-in this module process a few examples at a time and then release the pages.
+in this module process a few of an array's N examples at a time and then release the pages.
 """
 
 from __future__ import annotations

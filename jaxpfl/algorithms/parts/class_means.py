@@ -1,4 +1,7 @@
-"""Mean features of each class over a client's examples, and distances to such means."""
+"""Mean features of each class over a client's examples, and distances to such means.
+
+K is the number of classes, and F the number of features.
+"""
 
 from __future__ import annotations
 

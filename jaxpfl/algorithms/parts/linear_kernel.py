@@ -1,6 +1,7 @@
 """Local SGD of linear models in two fast forms: a kernel for GPUs, and a loop for CPUs.
 
-The kernel takes all steps of a client. An iteration of the loop takes one step of several clients.
+A model has F features and K outputs. The kernel takes all steps of a client. An iteration of the loop takes one step of
+several clients.
 
 A step of a small model takes less time than reading the client's examples from memory and launching the step's
 operations. In the kernel (Pallas, lowered to Triton), one program instance trains one client, and the client's

@@ -2,6 +2,8 @@
 
 Only `Generator.permutation` and `Generator.integers` are used, because they return the same numbers on every platform.
 Fractional shares are rounded in integer arithmetic, for the same reason.
+
+N is the number of examples, C the number of classes, and U the number of users.
 """
 
 from __future__ import annotations
@@ -245,7 +247,7 @@ def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator)
     Examples of a class that no client holds are left out.
 
     Args:
-      labels: labels of the test set, [T].
+      labels: labels of the T examples in the test set, [T].
       counts: number of each client's training examples of each class, [m, num_classes].
       rng: random generator.
     """

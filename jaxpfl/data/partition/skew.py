@@ -1,4 +1,7 @@
-"""Partitions with random class proportions (Dirichlet) or random sizes (log-normal), equal on every platform."""
+"""Partitions with random class proportions (Dirichlet) or random sizes (log-normal), equal on every platform.
+
+N is the number of examples, C the number of classes, and m the number of clients.
+"""
 
 from __future__ import annotations
 

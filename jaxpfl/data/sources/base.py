@@ -1,4 +1,8 @@
-"""`Source`, a data set before it is split among clients, and functions that all readers share."""
+"""`Source`, a data set before it is split among clients, and functions that all readers share.
+
+N is the number of training examples, T the number of test examples, U the number of users, and H x W the size of an
+image.
+"""
 
 from __future__ import annotations
 

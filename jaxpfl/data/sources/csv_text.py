@@ -71,7 +71,7 @@ class Table(NamedTuple):
         return self.cells.index.tolist()
 
     def missing_in(self, name: str) -> np.ndarray:
-        """Mask [N] of the rows without a value in a column: the cell is empty or a word in ``missing``."""
+        """Mask of the N rows, [N], true without a value in a column: the cell is empty or a word in ``missing``."""
         return self.cells[name].str.lower().isin(self.missing).to_numpy()
 
     def find(self, name: str, what: str = "column") -> str:

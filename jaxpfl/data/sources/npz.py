@@ -192,7 +192,7 @@ def load_npz(
 def _number_labels(
     path: Path, labels: dict[str, np.ndarray], task: str | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Convert the labels of each part, [N], to class numbers; also return the names of the classes.
+    """Convert the N labels of each part, [N], to class numbers; also return the names of the classes.
 
     The names of the classes are their values in the archive, or None if these equal the class numbers. Labels that are
     not classes are returned unchanged, with None.

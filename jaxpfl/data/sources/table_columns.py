@@ -65,7 +65,7 @@ class Column(NamedTuple):
         return [float(level == self.fill) for level in self.levels] or [float(self.fill or 0.0)]
 
     def apply(self, table: Table) -> np.ndarray:
-        """Return this column's features for a table's rows, float64 [N, d] (see `TableColumns.apply`)."""
+        """Return this column's d features for a table's N rows, float64 [N, d] (see `TableColumns.apply`)."""
         import pandas
 
         name = table.find(self.name)
@@ -288,7 +288,7 @@ def check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def numbers_in(table: Table, name: str) -> np.ndarray | None:
-    """Convert a column to numbers, [N]; return None if the column contains strings.
+    """Convert a column of N cells to numbers, [N]; return None if the column contains strings.
 
     Raises:
       JaxpflError: if most cells are numbers but others are not, or if most cells have percent or currency signs.

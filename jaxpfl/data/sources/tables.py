@@ -186,7 +186,7 @@ def _without_missing(table: Table, needed: list[str], missing: str) -> Table:
 
 
 class _Labels(NamedTuple):
-    """Labels y [N] or [N, d], their task, the number of classes or label columns, and the class names."""
+    """Labels y, [N] or [N, d] for N rows, their task, the number of classes or label columns, and the class names."""
 
     y: np.ndarray
     task: str

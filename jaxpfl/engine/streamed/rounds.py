@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
     """A drawn cohort.
 
     Attributes:
-      rows: row of each slot's client among the m clients, [K]; the number m marks an empty slot.
+      rows: row of the client in each of K slots, among the m clients, [K]; the number m marks an empty slot.
       left_out: number of clients for which there was no slot; None if the sampling never leaves clients out.
     """
 

@@ -46,8 +46,8 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     """Maximum-likelihood weights of the components.
 
     Args:
-      log_density: log density of each client's data under each component, [m, K]; -inf if the data are impossible under
-        the component.
+      log_density: log density of each client's data under each of K components, [m, K]; -inf if the data are impossible
+        under the component.
       w: weights of the clients, [m], with sum one; by default equal.
 
     Returns:

@@ -177,7 +177,7 @@ class _Sums(NamedTuple):
 
     Attributes:
       w: weights w_i, [m].
-      total: sums W_1 of the weights in each group, [G].
+      total: sums W_1 of the weights in each of G groups, [G].
       center: weighted means of the groups, [G].
       rest: sum of the remaining terms of the log likelihood without B, [].
     """

@@ -220,8 +220,8 @@ def frame(
     """Collect the per-client fields of a result in a pandas frame with a row per client.
 
     Args:
-      answer: result whose fields include arrays [m] or [m, K], and perhaps ``labels``. If a level is given, the result
-        must have a method ``interval``.
+      answer: result whose fields include arrays [m] or [m, K] for any K, and perhaps ``labels``. If a level is given,
+        the result must have a method ``interval``.
       m: number of clients.
       level: level of the interval, whose endpoints become the columns ``low`` and ``high``; None for no interval.
       leave: names of fields to leave out, although they have m rows.

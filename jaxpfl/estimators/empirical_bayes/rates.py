@@ -161,7 +161,7 @@ class AtomRates(NamedTuple):
 
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
-      atoms, weights: atoms of the prior in increasing order, and their weights, [K] each.
+      atoms, weights: the K atoms of the prior in increasing order, and their weights, [K] each.
       shares: posterior probabilities of the atoms, [m, K].
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].

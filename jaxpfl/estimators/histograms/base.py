@@ -1,7 +1,8 @@
 r"""Users' histograms over a vocabulary: sparse counts, which are made dense one block of users at a time.
 
-User u has m_u tokens, with counts c_u over a vocabulary of d tokens. The user's empirical histogram is Qhat_u = c_u /
-m_u. The aim is to estimate the user's own distribution Q_u; the loss is KL(Q_u || estimate).
+A block has rows for c users. User u has m_u tokens, with counts c_u over a vocabulary of d tokens. The user's empirical
+histogram is Qhat_u = c_u / m_u. The aim is to estimate the user's own distribution Q_u; the loss is KL(Q_u ||
+estimate).
 
 Zeros in an estimate make the loss infinite. Entries of an estimate below a floor s are therefore set to s, and the
 estimate is normalized again (`floored`). All methods use the same s, because s largely determines the loss of local

@@ -26,7 +26,7 @@ Direction: TypeAlias = Literal["printed", "objective"]
 
 
 class Clustering(NamedTuple):
-    """Floored centers [k, d], number of users of each center [k], and the objective in each round [T].
+    """Floored centers [k, d], each center's number of users [k], and the objective in each of T rounds [T].
 
     The numbers of users belong to the assignment from which the centers were computed. The objective is divided by the
     number of users, and evaluated at the start of each round.
@@ -173,7 +173,7 @@ def far_apart(
 
 
 class Directions(NamedTuple):
-    """Leading eigenvectors [r, p] and eigenvalues [r] of the second moment of the p candidate tokens [p], and these."""
+    """The r leading eigenvectors [r, p] and eigenvalues [r] of the second moment of p tokens, and these tokens [p]."""
 
     vectors: Array
     values: Array
@@ -182,7 +182,7 @@ class Directions(NamedTuple):
 
 @full_precision.products
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
-    r"""Sum over users of ``V_u V_u^T``, restricted to the candidate tokens, [p, p]. DimRed selects tokens from it.
+    r"""Sum over users of ``V_u V_u^T``, restricted to p candidate tokens, [p, p]. DimRed selects tokens from it.
 
     .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 

@@ -44,7 +44,7 @@ class Mixture(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A mixture, and the users' mean log-likelihood before each step, [T], without the multinomial coefficient."""
+    """A mixture, and users' mean log-likelihoods before the T steps, [T], without the multinomial coefficient."""
 
     mixture: Mixture
     likelihood: Array
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
 
 @full_precision.products
 def log_likelihood(block: Users, a: Array) -> Array:
-    """Log-likelihood of each user in a block under each cluster, [c, k]."""
+    """Log-likelihood of each of the c users in a block under each cluster, [c, k]."""
     rows, k = block.size.shape[0], len(a)
     row, token = jnp.divmod(block.place, block.tokens)
     own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero and contributes nothing
@@ -64,7 +64,7 @@ def log_likelihood(block: Users, a: Array) -> Array:
 
 @full_precision.products
 def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
-    """Responsibilities P(cluster | counts), [c, k], and log-likelihoods, [c], of the users in a block."""
+    """Responsibilities P(cluster | counts), [c, k], and log-likelihoods, [c], of the c users in a block."""
     joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
     return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
 

@@ -133,7 +133,7 @@ def tuned(
 
     Args:
       users, truth: validation users and their held-out tokens.
-      candidates: values to choose from, [g].
+      candidates: the g values to choose from, [g].
       point: estimates to fine-tune (see `toward`), computed once for all candidates.
       weight: `fixed` or `size_weight`.
       floor: lower bound s on a token's probability, before normalization; see `floored`.
