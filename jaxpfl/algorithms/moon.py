@@ -91,7 +91,7 @@ def moon(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _cosine(a: Array, b: Array) -> Array:
-    """Compute the cosine between corresponding rows of two arrays of features [b, F], [b]; zero if either row is zero."""
+    """Compute the cosines [b] of corresponding rows of two arrays of features [b, F]; zero if either row is zero."""
     product = (a * b).sum(axis=1)
     squares = (a**2).sum(axis=1), (b**2).sum(axis=1)
     # The limit is applied before the square root, whose derivative at zero is infinite.

@@ -341,7 +341,7 @@ def _released_like(upload: Upload) -> PyTree:
 
 
 def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
-    """Compute the mean that the server uses in a round, times the expected cohort size; zero if nothing is released."""
+    """Compute the mean that the server uses in a round, times the expected cohort size; zero without a release."""
     divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
     return {name: leaf / divisor * subject.run.cohorts.expected_cohort for name, leaf in seen.leaves.items()}
 

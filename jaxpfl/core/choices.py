@@ -75,7 +75,7 @@ _FORMS = {int: "an int", tuple: "values separated by commas, such as 1.0,5.0"}
 
 
 def typed(what: str, text: str, kind: type) -> Any:
-    """Parse a string as a value of type ``kind``.
+    """Parse a string as a value of type ``kind``; ``what`` is the value's name in the error message.
 
     Integers and inf are accepted as floats. A single number is accepted as a tuple of length one.
 

@@ -117,7 +117,7 @@ def check_message(message: Any, num_clients: int) -> None:
 
 
 def check_prediction(what: str, logits: Any, examples: int) -> None:
-    """Check that a prediction is an array with a row for each example.
+    """Check that a prediction, which errors call ``what``, is an array with a row for each example.
 
     Raises:
       JaxpflError: if the prediction is not such an array; the error gives the shape.
@@ -214,7 +214,7 @@ def _returned(what: str, result: Any, *names: str) -> Any:
 
 
 def _check_arrays(what: str, tree: PyTree) -> None:
-    """Refuse a tree with a leaf that is not an array."""
+    """Refuse a tree, which errors call ``what``, with a leaf that is not an array."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             raise JaxpflError(f"{what}{keystr(path)} must be an array, got {shown(leaf)}")

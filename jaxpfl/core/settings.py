@@ -77,7 +77,7 @@ def _is_number(value: Any) -> bool:
 
 
 def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Extend a predicate for one value to lists and arrays [S] of values."""
+    """Extend the predicate ``of`` for one value to lists and arrays [S] of values."""
 
     def holds(value: Any) -> bool:
         if isinstance(value, np.ndarray) or hasattr(value, "__jax_array__") or hasattr(value, "aval"):

@@ -401,13 +401,17 @@ def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
 
 
 def _all_rounds(step: Callable[[Array, Array], Array], place: Array) -> Array:
-    """Run the swap-or-not network. On an accelerator, eight rounds are one operation; a CPU would be slower so."""
+    """Run the swap-or-not network on the positions ``place``. On an accelerator, eight rounds are one operation, which
+    would be slower on a CPU.
+    """
     loop = partial(lax.fori_loop, 0, ROUNDS, step)
     return lax.platform_dependent(place, cpu=loop, default=partial(loop, unroll=8))
 
 
 def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:
-    """Run one round of the network. A position and its partner share a bit, which depends on the larger of the two."""
+    """Run one round of the network on the positions ``place``. A position and its partner share a bit, which depends on
+    the larger of the two.
+    """
     partner = shift - place
     partner = jnp.where(partner < 0, partner + size, partner)
     bits = (jnp.maximum(place, partner).astype(jnp.uint32) ^ salt) * _MIX[0]

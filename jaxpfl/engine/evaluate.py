@@ -262,7 +262,7 @@ def personalize_client(
     own: PyTree,
     splits: Splits,
 ) -> Personal:
-    """One client's personalized model, before and after its adaptation."""
+    """One client's personalized model, before and after its adaptation, from the client's state ``own``."""
     given = (client, today, client_id, Message(today.sent, per_client), lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
@@ -275,7 +275,7 @@ def personalize_client(
 def _personal(
     client: Client, today: Today, client_id: Array, message: Message, own: PyTree, splits: Splits, step_limit: int
 ) -> PyTree:
-    """The client's personalized model after at most ``step_limit`` steps of adaptation."""
+    """The personalized model of a client with state ``own`` after at most ``step_limit`` steps of adaptation."""
     key = stream(today.key, Purpose.PERSONALIZE, client_id)
     batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
     ctx = ClientContext(today.round, client_id, jnp.int32(0), step_limit, batch_key)

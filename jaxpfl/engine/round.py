@@ -271,7 +271,7 @@ def take_part(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree, Array | None],
 ) -> Outcome:
-    """Run one round for a client of the cohort.
+    """Run one round for a client of the cohort, whose state and counts are ``own``.
 
     ``Outcome.summed`` is a tuple of four: the packed upload; 1 if the upload arrived, otherwise 0; a `_Done`; and a
     `_Tally`. For a method whose server needs individual uploads, the first two are in ``Outcome.kept`` instead.
@@ -348,7 +348,7 @@ def _work_alone(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
-    """One client's round outside the cohort; ``Outcome.summed`` is the pair ``(_Tally, _Done)``."""
+    """A client's round outside the cohort, from state and counts ``own``; ``Outcome.summed`` is ``(_Tally, _Done)``."""
     (run_key, released), round, hp, rates = shared
     availability = availability.replace_rates(rates)
     (old, counts), (splits, client_id) = own, data

@@ -72,7 +72,7 @@ class Counts:
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
-        """Counts of clients that have not worked yet."""
+        """Counts of ``rows`` clients that have not worked yet."""
         return cls(jnp.zeros((rows, COLUMNS), jnp.int32))
 
     participations = _column(0)

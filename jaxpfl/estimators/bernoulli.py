@@ -247,7 +247,7 @@ def printed_private(epsilon: Scalar) -> Estimator:
 
 
 def _mean_error(of: Moments) -> Array:
-    """Squared standard error of a mean, computed from the moments of the averaged values."""
+    """Squared standard error of a mean, computed from the averaged values' moments."""
     return of.variance / jnp.maximum(of.number, 1)
 
 

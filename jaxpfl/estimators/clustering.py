@@ -88,7 +88,7 @@ def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
 
 
 def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Run Lloyd's algorithm from initial centers [k, d]; a center without points keeps its position."""
+    """Run Lloyd's algorithm from initial centers ``begin`` [k, d]; a center without points keeps its position."""
 
     def step(_: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, nearest(points, at.centers))

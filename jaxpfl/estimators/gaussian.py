@@ -121,7 +121,7 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 
 
 def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
-    """Arguments ``s2``, ``c`` and ``V``, [] each, of `gaussian_closed_form.error` for a client with n_i samples.
+    """Arguments ``s2``, ``c`` and ``V`` [] of `gaussian_closed_form.error` for a client, given the broadcast ``told``.
 
     Let w_j be the inverse of the variance of client j's message about mu, and W the sum of the weights of all messages.
     M then has the variance 1 / W about mu. Hence c = w_i s2 / W and V = 1 / W + st2 (1 - 2 w_i / W), where w_i is zero

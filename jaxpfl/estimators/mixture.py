@@ -229,12 +229,12 @@ def _personalize(told: Broadcast, message: Any, sent: Any, own: Local) -> Array:
 
 
 def _variance(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
-    """Variance of an entry of each message about its center, [m]."""
+    """Variance of an entry of each message about its center in the mixture ``at``, [m]."""
     return jnp.maximum(at.sx2 / jnp.maximum(messages.size, 1) + sq2, _TINY)
 
 
 def _log_joint(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
-    """log p_l plus the exponent of N(message; mu_l, variance I), for every message and component, [m, k]."""
+    """log p_l plus the exponent of N(message; mu_l, variance I), for every message and component of ``at``, [m, k]."""
     return jnp.log(at.p) - square_distances(messages.mean, at.mu) / (2 * _variance(at, messages, sq2)[:, None])
 
 

@@ -2,7 +2,7 @@
 
 ``vmap`` over kernels turns ``lax.conv`` into a grouped convolution, which XLA runs slowly. Instead, this module
 computes a convolution as one product of patches with the kernel, and a pooling operation as a maximum or sum over the
-positions of a window. `conv` and `pool` take the parameters of the JAX primitives that they replace, so that
+positions of a window. `conv` and `pool` take the parameters ``given`` to the JAX primitives that they replace, so that
 `rewriting` can call them. Both functions transpose their input so that the batch is the last dimension (as in the
 module `convolution`, whose symbols N, C, O, H and W this module uses too), and transpose the result back. XLA cancels
 these transpositions between two layers.

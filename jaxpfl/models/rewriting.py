@@ -31,7 +31,9 @@ _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it 
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context that traces models with substitute layers ("products", the default) or their own ("plain")."""
+    """Return a context that traces models with substitute layers (``of`` is "products", the default) or their own
+    ("plain").
+    """
     return _form(of)
 
 
@@ -231,7 +233,7 @@ def _joined(eqn: Any, values: dict[Any, Any], uses: Counter[Any]) -> _Pending | 
 
 
 def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
-    """Apply one operation of a program, or its replacement; ``debug`` is the program's debug information."""
+    """Apply one operation of a program, or its replacement, to values; ``debug`` is the program's debug information."""
     if _is_layer(eqn):
         if _why_not(eqn) is None:
             if eqn.primitive is p.conv_general_dilated_p:
@@ -247,7 +249,7 @@ def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
 
 
 def alone(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
-    """Apply one operation of a program unchanged; ``debug`` is the program's debug information."""
+    """Apply one operation of a program unchanged to values; ``debug`` is the program's debug information."""
     # Wrap the operation in a program, because JAX can evaluate a program with any operation and any parameters.
     named = {var: value for var, value in zip(eqn.invars, given, strict=True) if not isinstance(var, core.Literal)}
     program = core.Jaxpr((), list(named), eqn.outvars, [eqn], eqn.effects, debug.with_unknown_names())

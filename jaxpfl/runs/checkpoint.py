@@ -230,7 +230,7 @@ def restore(
 
 
 def _abstract(like: Any) -> Any:
-    """Return the shape, dtype and placement of a leaf as it is stored; a NumPy array is returned unchanged.
+    """Return the shape, dtype and placement of the leaf ``like`` as it is stored; a NumPy array is returned unchanged.
 
     A key is stored as its raw data, because not every reader of checkpoints supports JAX's key types.
     """

@@ -219,7 +219,9 @@ def _all(value: Any) -> list[Any]:
 
 
 def _gathered(own: bytes) -> list[bytes]:
-    """Gather the same number of bytes from every process, and check the authentication code of each message."""
+    """Gather equally many bytes from every process (``own`` from this one), and check each message's authentication
+    code.
+    """
     global _messages
     _messages += 1
     sent = np.frombuffer(own + _code(index(), own), np.uint8)

@@ -64,7 +64,7 @@ _Loss = Callable[[list[Array], list[Array]], tuple[Array, list[Array]]]
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context manager that selects how linear models are trained in the programs that are traced inside it.
+    """Return a context manager in which programs are traced with linear models trained in the form ``of``.
 
     "kernel" uses the Pallas kernel, and "loop" one loop over several clients' steps; training that the form does not
     support is traced as with "plain". "interpreted" runs the kernel's operations one by one on any device. "plain" is

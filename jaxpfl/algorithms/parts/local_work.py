@@ -384,7 +384,7 @@ def train(
 ) -> tuple[Descent, Metrics]:
     """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` if an anchor is given.
 
-    Here w are the parameters in training.
+    Here w are the parameters in training, at first the parameters in ``start``.
 
     If the trained parameters are ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among
     the parameters are updated from the batches; neither the optimizer nor the proximal term changes these statistics.

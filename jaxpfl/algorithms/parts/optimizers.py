@@ -261,7 +261,7 @@ def _is_descent(node: object) -> bool:
 
 
 def resume_memories(carry: PyTree) -> PyTree:
-    """Replace the new optimizer states at the start of local steps by the client's kept states, if there are any."""
+    """Replace the new optimizer states in ``carry``, before the local steps, by the client's kept states, if any."""
     now = _round.get()
     if now is None or now.kept is None:
         return carry
@@ -277,7 +277,7 @@ def resume_memories(carry: PyTree) -> PyTree:
 
 
 def record_memories(carry: PyTree) -> PyTree:
-    """Record the optimizer states at the end of local steps; return ``carry`` unchanged."""
+    """Record the optimizer states in ``carry``, after the local steps; return ``carry`` unchanged."""
     if (now := _round.get()) is not None:
         now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]
     return carry

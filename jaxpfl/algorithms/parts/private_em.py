@@ -107,7 +107,7 @@ def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
 
 
 def translate(gamma: Mixture, by: PyTree) -> Mixture:
-    """Return the mixture with all centers translated by ``by``."""
+    """Return the mixture ``gamma`` with all centers translated by ``by``."""
     return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
 
 

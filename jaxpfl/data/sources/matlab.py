@@ -98,7 +98,7 @@ class _Elements:
 
 
 def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
-    """Read cell arrays of numbers by name, each as a list of arrays in the file's order (by columns).
+    """Read the ``wanted`` cell arrays of numbers by name, each as a list of arrays in the file's order (by columns).
 
     Raises:
       JaxpflError: if the file cannot be read or is not a MATLAB 5 file, if a name is missing or occurs twice, or if a

@@ -320,8 +320,8 @@ class Disk:
         return jax.tree.unflatten(self._structure, [file.array for file in self._files])
 
     def take(self, run: int, of: np.ndarray) -> PyTree:
-        """Copy the states of some clients of a run, leaves [k, ...]. A row number beyond the last client gives the last
-        client's state.
+        """Copy the states of the run's k clients with numbers ``of``, leaves [k, ...]. A number beyond the last client
+        gives the last client's state.
 
         Raises:
           JaxpflError: if a file has become shorter.
@@ -330,7 +330,7 @@ class Disk:
         return jax.tree.unflatten(self._structure, [file.take(numbers) for file in self._files])
 
     def start(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write the initial states of some clients of a run; to be called before `complete`.
+        """Write the initial states of the run's clients with numbers ``of``; to be called before `complete`.
 
         Raises:
           UnwritableError: if writing fails, for example because the disk is full.
@@ -339,7 +339,7 @@ class Disk:
         self._write(self._numbers(run, of), jax.tree.leaves(values))
 
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write the states of some clients of a run, after their old contents were appended to the journal.
+        """Write the states of the run's clients with numbers ``of``, after their old contents were put in the journal.
 
         Raises:
           UnwritableError: if writing fails, for example because the disk is full.
@@ -357,7 +357,7 @@ class Disk:
             file.put(numbers, rows)
 
     def _numbers(self, run: int, of: np.ndarray) -> np.ndarray:
-        """Row numbers, counted over all runs, of some clients of one run."""
+        """Row numbers, counted over all runs, of one run's clients with numbers ``of``."""
         return run * self._clients + of.astype(np.int64)
 
     def prepare(self, round: int) -> None:

@@ -72,7 +72,8 @@ def start(messages: Message, rank: int) -> Representation:
 
 @full_precision.products
 def head(at: Representation, sent: Message) -> Posterior:
-    """Posterior of the head w of one client, which need not have taken part in the fit.
+    """Posterior of one client's head w under the representation ``at``, in whose fit the client need not have taken
+    part.
 
     The client's coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """

@@ -332,7 +332,7 @@ _MOST_BYTES = 2**30
 
 
 def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: int, reporter: Reporter) -> Stopped:
-    """Return the saved state of runs if it is from a later round than ``begin``, otherwise ``begin``."""
+    """Return the runs' state in ``kept`` if it is from a later round than ``begin``, otherwise ``begin``."""
     try:
         state, done, seconds, _ = kept.restore(simulation, begin.state, (rounds,))
     except Exception as error:
@@ -344,7 +344,7 @@ def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: 
 
 
 def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Reporter) -> None:
-    """Save the state of unfinished runs; if this fails, report it and continue."""
+    """Save the state of unfinished runs in ``kept``; if this fails, report it and continue."""
     try:
         kept.save(simulation, runs.state, runs.rounds, runs.seconds[0])
     except Exception as error:

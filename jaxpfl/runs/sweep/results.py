@@ -518,7 +518,7 @@ def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the total compilation time and execution time of the runs in some rows, in seconds, as text."""
+    """Return the total compilation time and execution time of the runs in the rows, in seconds, as text."""
     compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
     known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
     return format_seconds(known), format_seconds(sum(row["seconds"] for row in rows))

@@ -136,7 +136,7 @@ def _sides(sums: Array, undecided: Array, here: Array) -> Array:
 
 
 def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
-    """Cut segments where ``side`` changes, and couple the two parts by adding +-gamma to their excess."""
+    """Cut the segments of ``at`` where ``side`` changes, and couple the two parts by adding +-gamma to their excess."""
     before = _previous(side, 0)
     new = ~at.starts & (side != before)
     pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
