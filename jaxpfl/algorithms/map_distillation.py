@@ -21,7 +21,7 @@ from jaxpfl.priors import Prior, distillation
 
 @struct.dataclass
 class MapDistillationHyper(MapHyper):
-    """Hyper-parameters of `map_kd`; weight decay applies to both theta and mu."""
+    """Hyper-parameters of `map_kd`; weight decay applies to the personal models theta and the global model mu."""
 
     lr_location: Scalar = hyper(
         0.1, "learning rate of the global model; decays as lr does", high=1.0, is_step=True, decays=True

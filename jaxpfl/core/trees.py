@@ -195,13 +195,13 @@ def checksum(tree: PyTree) -> int:
 def take_rows(tree: PyTree, rows: Array) -> PyTree:
     """Gather k rows of a tree with leaves [m, ...]. A row number of m or more reads the last row.
 
-    An empty slot of a cohort has the row number m, and so reads a client's real data. Real data avoid NaN, and the
-    slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.
+    The row number m stands for no client; reading a client's real data there avoids NaN, and the results are masked out
+    later. Filling such rows with zeros would cost another pass over the data.
     """
     # Cohorts are drawn as sorted row numbers (`Participation`).
     return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)
 
 
 def put_rows(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    """Write rows into a stacked tree; values for row numbers of m or more (empty slots) are dropped."""
+    """Write rows into a stacked tree; values for row numbers of m or more (no client) are dropped."""
     return jax.tree.map(lambda a, v: a.at[rows].set(v, mode="drop", indices_are_sorted=True), tree, values)

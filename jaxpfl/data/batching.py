@@ -1,6 +1,7 @@
 """Mini-batch sampling inside the compiled round, for ONE client (also under ``vmap`` and ``lax.map``).
 
-A draw returns POSITIONS in the client's data, which depend only on the client's key and number of examples.
+A draw returns POSITIONS in the client's data, which depend only on the client's key and number of examples. A batch has
+a slot for each position; a client with too few examples leaves slots empty (not valid).
 
 There are three kinds of draws. Let n_i be the client's number of examples, b_i = min(batch size, n_i), and p the number
 of rounds in which the client has trained before:

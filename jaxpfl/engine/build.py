@@ -515,9 +515,9 @@ def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
     """Sampling scheme of the cohorts (`participation.of`), with defaults that suit private uploads.
 
     If uploads are private and cohorts do not contain all clients, the default is Poisson sampling or, if the noise is
-    banded, cyclic sampling. By default, a Poisson cohort has enough slots for all drawn clients of a round with
-    probability at least 1 - 1e-6. With the accountant rdp, which does not support truncated cohorts, there is a slot
-    for every client.
+    banded, cyclic sampling. By default, a Poisson cohort is large enough for all drawn clients of a round with
+    probability at least 1 - 1e-6. With the accountant rdp, which does not support truncated cohorts, it can contain
+    every client.
 
     Raises:
       JaxpflError: as in `participation.of`.

@@ -1,8 +1,8 @@
 """The two mesh axes: distribution of clients over devices, and sharding of one client's arrays.
 
 On the axis of clients, each of D devices stores the states of m' / D consecutive clients, where m' is m rounded up to a
-multiple of D. A `Spread` assigns the clients' work to the devices. The results differ from the results on a single
-device only by the order of additions.
+multiple of D. A cohort has a fixed number of slots, each with one client or empty. A `Spread` assigns the clients' work
+to the devices. The results differ from the results on a single device only by the order of additions.
 
 On the model axis, several devices work on one client together. Each array is sharded along its largest dimension that
 is divisible by the number of devices, or replicated if there is no such dimension. The program is written for one

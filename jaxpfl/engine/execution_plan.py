@@ -186,7 +186,7 @@ def resolve(
 
     Args:
       plan: plan as the user gave it.
-      cohort: number of slots in a cohort.
+      cohort: largest number of clients in a cohort.
       num_clients: number m of clients.
       model_bytes: bytes of one client's model.
       share_bytes: bytes of one client's model on each device, if several devices share the model; ``model_bytes`` by

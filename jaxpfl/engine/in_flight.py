@@ -34,7 +34,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class InFlight(NamedTuple):
-    """Clients at work, in M slots.
+    """Clients at work, in M slots with one client each or none.
 
     Attributes:
       received: `Message.shared` that each client received when it began, leaves [M, ...].

@@ -85,7 +85,7 @@ def one_round(
     - ``diverged``, the number of clients whose work was discarded because the work or the server's update was not
       finite;
     - ``dropped``, the number of clients that dropped out, if there is a dropout rate;
-    - ``left_out``, the number of drawn clients for which the cohort had no slot, if the sampling can leave out clients;
+    - ``left_out``, the number of drawn clients for which the cohort had no room, if the sampling can leave out clients;
     - ``upload_bits_high`` and ``upload_bits_low``, which together give the number of bits of the uploads that reached
       the server, if the algorithm counts bits (`BITS`);
     - ``round_seconds``, the simulated duration, if there is a time model;

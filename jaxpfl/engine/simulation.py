@@ -603,7 +603,7 @@ class Simulation:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:
-        """The plan with every choice made, for a cohort with this number of slots."""
+        """The plan with every choice made, for cohorts of at most this many clients."""
         sizes = {"model_bytes": self._model_bytes, "share_bytes": self._share_bytes}
         given = {"layers": self._layers, "platform": platform, "client_steps": self._client_steps}
         clients = self.participation.num_clients

@@ -21,7 +21,7 @@ from jaxpfl.core.types import Array, PyTree
 
 
 class Discrete(NamedTuple):
-    """Parameters Gamma: probabilities p [k], which sum to one, and centers mu, a pytree of arrays [k, ...]."""
+    """Parameters of the prior: probabilities p [k], which sum to one, and centers mu, a pytree of arrays [k, ...]."""
 
     p: Array
     mu: PyTree

@@ -37,7 +37,7 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Shared(NamedTuple):
-    """Parameters Gamma: the global model mu, and the scale psi, []."""
+    """Parameters of the prior: the global model mu, and the scale psi, []."""
 
     mu: PyTree
     psi: Scalar

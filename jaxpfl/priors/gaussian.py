@@ -31,7 +31,7 @@ from jaxpfl.priors.base import Examples, Family, Prior, interpolate, location_sc
 
 
 class Gaussian(NamedTuple):
-    """Parameters Gamma: the mean mu, a pytree like theta, and the variance s2 of each entry, []."""
+    """Parameters of the prior: the mean mu, a pytree like theta, and the variance s2 of each entry, []."""
 
     mu: PyTree
     s2: Array

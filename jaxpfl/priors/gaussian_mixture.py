@@ -28,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Mixture(NamedTuple):
-    """Parameters Gamma: probabilities p [k], which sum to one, centers mu [k, ...], and variances s2 [k]."""
+    """Parameters of the prior: probabilities p [k], which sum to one, centers mu [k, ...], and variances s2 [k]."""
 
     p: Array
     mu: PyTree

@@ -28,7 +28,7 @@ from jaxpfl.priors.base import Examples, Family, Prior, location_scale
 
 
 class Laplace(NamedTuple):
-    """Parameters Gamma: the median mu, a pytree like theta, and the mean absolute deviation b of every entry, []."""
+    """Parameters of the prior: the median mu, a pytree like theta, and every entry's mean absolute deviation b, []."""
 
     mu: PyTree
     b: Array

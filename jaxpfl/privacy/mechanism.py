@@ -222,7 +222,8 @@ class Mechanism(NoiseSettings):
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """Noise multiplier of the sum alone, so that the sum and adaptive clipping's noisy count have z together.
+        """Noise multiplier of the sum alone, such that the sum and the noisy count of adaptive clipping together have
+        the noise multiplier z.
 
         Reference: Andrew et al. 2021, Theorem 1.
         """

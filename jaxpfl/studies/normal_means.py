@@ -144,8 +144,8 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 def bayes_risk(population: NormalMixture) -> float:
     """Mean posterior variance at unit standard error: the smallest possible mean squared error.
 
-    The mean over x is computed for each component of the population on its own evenly spaced grid, which extends twelve
-    standard deviations to each side. The components may therefore be far apart.
+    The mean over the estimates x is computed for each component of the population on its own evenly spaced grid, which
+    extends twelve standard deviations to each side. The components may therefore be far apart.
     """
     z = jnp.linspace(-_REACH, _REACH, _CELLS)
     x = population.means[:, None] + jnp.sqrt(1 + population.sds**2)[:, None] * z

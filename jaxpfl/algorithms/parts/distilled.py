@@ -114,7 +114,7 @@ class Distilled(NamedTuple):
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.
-          hp: hyper-parameters, which give c, eta_3 and the floor for the step on psi.
+          hp: hyper-parameters, which give the constant c, the rate eta_3 and the floor for the step on psi.
           teacher_loss: objective of mu.
           seen: function from psi to the scale used in the updates of theta and mu; the update of psi uses psi itself.
         """

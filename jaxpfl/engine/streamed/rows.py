@@ -63,7 +63,7 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
     Args:
       data: stacked clients on the host. Their examples may be memory-mapped: only the chosen clients' examples are
         read.
-      rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more marks a slot without examples.
+      rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more stands for no client.
       length: length of the new arrays, at least 1 and at least the total number of the clients' examples.
     """
     real = rows < len(data.size)

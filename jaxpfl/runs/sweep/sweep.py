@@ -210,7 +210,7 @@ class Sweep:
     def progress(self, records: Sequence[Record]) -> tuple[int, int]:
         """Return the recorded and the planned number of runs in the search.
 
-        With successive halving, a run counts once for each rung that it reaches.
+        With successive halving, a run counts once for each comparison (rung) that it reaches.
         """
         if self.definition.search.halving:
             return recorded_runs(self.definition, records), planned_runs(self.definition)
