@@ -179,7 +179,7 @@ class _Sums(NamedTuple):
       w: weights w_i, [m].
       total: sums W_1 of the weights in each of G groups, [G].
       center: weighted means of the groups, [G].
-      rest: sum of the remaining terms of the log likelihood without B, [].
+      rest: sum of the terms of twice the log likelihood that do not depend on B, [].
     """
 
     w: Array
@@ -272,7 +272,8 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Maximize the likelihood from the grid point ``given`` = (A, B); return the pair, and its log likelihood.
+        """Maximize the likelihood from the grid point with indices ``given``; return the best (A, B) and its log
+        likelihood.
 
         If A or B is zero at the grid point, it stays zero.
         """
