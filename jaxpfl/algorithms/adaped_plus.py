@@ -192,7 +192,7 @@ def _normalized(psi: Array) -> Array:
 
 
 def _tuned(plus: _Plus) -> Client:
-    """Make the client that keeps no model between rounds."""
+    """Make a client that keeps no model between rounds."""
     work, task = plus.steps.work, plus.steps.task
     loss = batch_loss(task)
 
@@ -222,7 +222,7 @@ def _tuned(plus: _Plus) -> Client:
 
 
 def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
-    """Make the client that keeps theta.
+    """Make a client that keeps its theta between rounds.
 
     Args:
       plus: steps and options of the method.

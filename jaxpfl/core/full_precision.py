@@ -47,7 +47,7 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
-    """`jax.jit` of ``products(function)``, with the same options."""
+    """`jax.jit` of ``products(function)``; ``options`` are arguments of `jax.jit`."""
     return jax.jit(products(function), **options)
 
 

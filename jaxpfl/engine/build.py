@@ -375,8 +375,8 @@ class Assembled:
         The entry of a run without noise is None. The result is None if the runs are not private.
 
         Raises:
-          JaxpflError: if a run cannot be accounted for, or if a setting of the mechanism is a list whose length is not
-            the number of runs.
+          JaxpflError: if no accountant covers a run, or if a setting of the mechanism is a list whose length is not the
+            number of runs.
         """
         mechanism = self.mechanism
         if mechanism is None:

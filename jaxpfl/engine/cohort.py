@@ -123,7 +123,7 @@ def run_cohort(
         Within ``shard_map``, captured arrays would keep their types from outside, and the gradient of a ``lax.scan``
         over a client's data would fail because types differ.
       rows: row of each slot's client in ``states``, [capacity] int32, sorted and distinct; m in empty slots.
-      states: stacked client states, leaves [m', ...].
+      states: stacked client states, leaves [m', ...], where m' is m rounded up to a multiple of ``spread.parts``.
       data: other inputs that are stacked by client, leaves [m, ...] or [m', ...], including `ClientData`. The clients'
         examples remain in their common store: this function neither gathers nor copies them.
       num_clients: number m of clients.

@@ -32,7 +32,8 @@ class Placement(NamedTuple):
       rows: number m' of rows in a state: m, rounded up to a multiple of the number of devices that share the clients.
       everywhere: sharding of replicated arrays.
       state: shardings of the arrays of a state [S, ...], as a `RunState`; they ignore the model axis.
-      spread: distribution of clients over the devices; None for one device, or for one group of devices.
+      spread: distribution of clients over the devices; None if one device has all clients, or if all devices share each
+        client's arrays.
       model: mesh axis over which one client's arrays are sharded; None if each device stores whole arrays.
     """
 

@@ -190,7 +190,7 @@ def other_metrics(
     Args:
       scores: arrays [S, m] named ``after_METRIC`` (personalized models) and ``global_METRIC`` (global model).
       headline: metric to leave out.
-      sizes: weights of the clients in means over examples [m].
+      sizes: the clients' weights [m] in means over examples.
       task: task of the metrics.
       examples: numbers of test examples of the clients [m]; ``sizes`` by default.
 

@@ -529,7 +529,7 @@ class Simulation:
         return {"data": trees.num_bytes(data), "states": states, "working": working}
 
     def digest(self, runs: int = 1) -> str:
-        """Digest of the training program for this number of runs. Simulations with equal digests share the program."""
+        """Digest of the program that trains ``runs`` runs. Simulations with equal digests share the program."""
         return self._programs.digest("advance", self._arguments("advance", runs))
 
     def bytes_per_client(self) -> tuple[int, int]:

@@ -128,6 +128,7 @@ def prior(
 ) -> Prior:
     """Make the prior on predictions, whose parameters clients update as in AdaPeD.
 
+    The parameters are the global model mu and the scale psi (`Shared`). After a step on the personal model theta,
     `Prior.descend` takes a step on mu at the new theta, and then a step on psi at the new mu.
 
     Implements: Ozkara et al. 2023, equation (11).
@@ -139,11 +140,11 @@ def prior(
       weight_decay: weight decay of mu; ``weight_decay * mu`` is added to mu's gradient.
       distance: a name in `DISTANCES`.
       exact: whether the penalty contains the true log normalizer (`log_normalizer`) instead of ``log(2 psi) / 2``.
-      own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
+      own: divergence that ``kd`` and ``reversed-kd`` use if predictions are not class logits.
 
     Raises:
-      JaxpflError: if the distance is unknown, ``exact`` is set with a distance other than "kd", or ``exact`` or the
-        distance "square" is set although the task does not predict class probabilities.
+      JaxpflError: if the distance is unknown, if ``exact`` is set and the distance is not "kd", or if ``exact`` or
+        "square" is used for a task without class probabilities.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)

@@ -478,8 +478,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
     Args:
       plan: plan whose noise is scaled. The amount of noise in this plan does not affect the result, with two
-        exceptions. Noise in every step keeps the ratio of its standard deviations (`PerStepNoise`). Adaptive clipping
-        keeps the noise on the count of uploads with norm at most C (``count_stddev``).
+        exceptions. With `PerStepNoise`, the ratio of the plan's standard deviations is kept. With adaptive clipping,
+        the noise on the count of uploads with norm at most C (``count_stddev``) is kept.
       epsilon, delta: privacy target.
       accountant: accountant whose epsilon must be at most the target. ``paper`` uses Theorem 5 of Ozkara et al. 2023,
         which is not a valid bound.

@@ -200,7 +200,7 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
       key: key of the draw.
       like: tree with the shapes and types of the noise.
       stddev: standard deviation of every entry, [].
-      protects: name of the released quantity to which the noise is added, for `record`.
+      protects: name under which `record` lists the released quantity to which the noise is added.
 
     Returns:
       Tree with leaves in float32 or float64; narrower types are widened, because they can represent neither the tails
@@ -221,11 +221,13 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
 def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTree:
     """Add N(0, stddev^2) noise to every entry of a tree, and round to the lattice for this scale.
 
+    The module's docstring defines the lattice.
+
     Args:
       key: key of the draw.
       tree: tree to which the noise is added.
       stddev: standard deviation of every entry, []; 0 leaves the values unchanged.
-      protects: name of the quantity that is released, for `record`.
+      protects: name under which `record` lists the released quantity.
 
     Returns:
       The noisy tree, with leaves in float32 or float64 as in `gaussian`.
@@ -248,7 +250,7 @@ def add_banded(
       coefficients: coefficients :math:`c_0, ..., c_{b-1}`.
       past: noise of earlier rounds :math:`z_{t-1}, ..., z_{t-b+1}`, a tree of arrays [b - 1, ...]; zeros for rounds
         before the first.
-      protects: name of the quantity that is released, for `record`.
+      protects: name under which `record` lists the released quantity.
 
     Returns:
       The noisy tree, and ``past`` for the next round.
@@ -267,11 +269,13 @@ def add_banded(
 def add_laplace(key: Key, x: Array, scale: Scalar, protects: str) -> Array:
     """Add Laplace noise with density ``exp(-|t| / scale) / (2 scale)``, and round to the lattice for this scale.
 
+    The module's docstring defines the lattice.
+
     Args:
       key: key of the draw.
       x: values in float32 or float64.
       scale: scale of the noise, [], positive.
-      protects: name of the quantity that is released, for `record`.
+      protects: name under which `record` lists the released quantity.
     """
     enter(protects, key, x.size, scale)
     of_size, of_sign = jax.random.split(key)

@@ -220,7 +220,7 @@ class Ahead(AbstractContextManager["Ahead"]):
 
         Args:
           experiment: experiment whose methods are simulated.
-          methods: names of the methods to compile in the thread, in this order.
+          methods: names of the methods, in the order in which a background thread compiles their programs.
           last: name of the method whose simulation is made last; the examples in host memory are freed afterwards.
         """
         self._experiment, self._names, self._last = experiment, methods, last

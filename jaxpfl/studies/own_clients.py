@@ -84,7 +84,7 @@ class OwnClients(CsvLayout):
 def own_or_simulated(
     own: Callable[[Path, Any, Any], Results], simulated: Callable[[Any], Results]
 ) -> Callable[[Any, Any], Results]:
-    """Return a function that runs a study on the clients of a file, if its options name one, or on simulated clients.
+    """Return a function that runs a study on the clients of a file, or on simulated clients if no file is given.
 
     Args:
       own: function ``(path, settings, options) -> Results`` that estimates the clients of a file.

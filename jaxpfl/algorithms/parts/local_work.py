@@ -105,7 +105,7 @@ class LocalWork:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """True if a local step is a step of SGD without momentum or clipping, which changes each parameter alone."""
+        """True if a local step is SGD without momentum or clipping, so that each parameter changes independently."""
         return self.optimizer == "sgd" and self.clip is None
 
     def replace_epochs(self, epochs: int) -> LocalWork:

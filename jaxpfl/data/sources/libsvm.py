@@ -155,7 +155,7 @@ def _numbers(labels: np.ndarray, classes: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _marks(labels: list[tuple[float, ...]], classes: np.ndarray, file: Path) -> np.ndarray:
-    """Return 1 for each class among a line's labels and 0 for the others of K classes, [n, K] int32, for n lines."""
+    """Return 1 for each of K classes that is among a line's labels, else 0: int32 [n, K] for n lines."""
     marks = np.zeros((len(labels), len(classes)), np.int32)
     for row, own in enumerate(labels):
         marks[row, _numbers(np.asarray(own, float), classes, file)] = 1

@@ -286,7 +286,7 @@ def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
 
 
 def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool) -> Array:
-    """Log likelihood of A up to a constant, []."""
+    """Log likelihood of the variance A of the clients' means, up to a constant, []."""
     w, factor, _, r = _least_squares(A, Q, y, D)
     return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
 

@@ -308,6 +308,6 @@ def _grouped(of: Array, group: Array, groups: int) -> Array:
 
 
 def _traced(slopes: Array, information: Array) -> Array:
-    """Traces [n] of S I^-1, for n symmetric 2 x 2 matrices S and one I, given as upper triangles [3, n] and [3]."""
+    """Traces [n] of S I^-1 for n matrices S and a matrix I, symmetric 2 x 2, as upper triangles [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)

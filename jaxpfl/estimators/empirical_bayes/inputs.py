@@ -90,8 +90,8 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
 
     Args:
       name: name of the argument.
-      value: the rows' names, [m], which may be numbers; if ``number`` is given, they are indices in 0 ... number - 1,
-        and are returned with None instead of names.
+      value: the rows' names, [m], which may be numbers. If ``number`` is given, they must be indices in
+        0 ... number - 1; the result is then these indices, and None instead of the distinct names.
       number: number of distinct names; required for traced values.
       m: number of rows.
       rows: name for the rows in messages, in the plural.

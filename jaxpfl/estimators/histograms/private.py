@@ -227,9 +227,9 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
     Of all estimates, the posterior mean of the shares p has the smallest expected KL(p || estimate). Setlur et al.
-    (2023) replace negative values by the floor, so that half of the tokens below the noise level are treated as
-    impossible. With little noise both methods return the release unchanged. This function only post-processes a release
-    and costs no privacy.
+    (2023) replace negative values by the floor. If a share is far below the noise's standard deviation, its noisy value
+    is negative with a probability of about one half, and the token is then treated as nearly impossible. With little
+    noise both methods return the release unchanged. This function only post-processes a release and costs no privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
     decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new

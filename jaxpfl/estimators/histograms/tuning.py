@@ -101,7 +101,7 @@ def _divergence(q: Array, estimate: Array) -> Array:
 
 @full_precision.products
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
-    """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero in rows without a user.
+    """Loss ``KL(Q_u || estimate)`` of every user, [b blocks, c rows]; zero in rows without a user.
 
     Args:
       users: observed counts, from which the estimates are made.
@@ -159,7 +159,8 @@ def tuned(
 
 @full_precision.products
 def estimates(users: Users, personal: Personal) -> Array:
-    """Compute every user's estimate, [b, c, d]. The array is dense, so use this function for export or for few users
-    only.
+    """Compute every user's estimate, [b blocks, c rows, d tokens].
+
+    The array is dense, so use this function for export or for few users only.
     """
     return jax.lax.map(lambda block: personal(block, histograms(block)), users)

@@ -388,7 +388,7 @@ class States:
             self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
 
     def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
-        """Return the runs' states as one state with the simulation's sharding, and their rounds and seconds.
+        """Return one state of all runs, with the simulation's sharding, and the runs' rounds and seconds.
 
         Return None if some run's state was not kept, or the runs are at different rounds.
         """

@@ -37,14 +37,14 @@ Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
 - ``norm-bound:bound=1``: the mean of the updates after clipping each to this norm; the default bound is the median of
   the norms in the round.
 
-Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (``total / weight``). Instead
-of :math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the center of the
-cohort's :math:`\Delta_i`, in the form of an upload from one client with weight 1.
+Client i uploads its weight :math:`w_i` (``Upload.weight``) and an increment :math:`\Delta_i` times this weight
+(``Upload.total``). Instead of :math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate
+of the center of the cohort's :math:`\Delta_i`, in the form of an upload from one client with weight 1.
 
 Weights. Clients report their own weights, and an attacker could report any weight. All clients are therefore weighted
-equally, and a weight above zero only means that the client contributes. If ``Upload.weight`` has several leaves, the
-part of the upload below each leaf is estimated separately. For a leaf [k] (IFCA's models), each of the k models is
-estimated from the clients that contribute to it.
+equally, and a weight above zero only means that the client contributes. If ``Upload.weight`` has several leaves,
+each leaf is the weight of one part of the upload, and the parts are estimated separately. For a leaf [k] (IFCA's
+models), each of the k models is estimated from the clients that contribute to it.
 
 The estimate needs all uploads of a round together. The reduction is therefore `Reduction.STACK`, which takes the memory
 of one upload for each slot of the cohort on every device. The estimate ignores clients that are outside the cohort,
