@@ -91,7 +91,9 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     simulation._programs.made.clear()
     leave(monkeypatch, states)
-    with pytest.raises(JaxpflError, match=r"^with 1 client\(s\) .* program 'start' .* is free: use fewer runs"):
+    with pytest.raises(
+        JaxpflError, match=r"^with 1 client\(s\) at once, the program 'start' needs .* is free: use fewer runs"
+    ):
         simulation.init([0, 1])
 
 

@@ -81,7 +81,11 @@ def table(options: TableOptions = PRICE, task: str | None = "regression") -> Cal
 OF_LEAF, OF_NPZ, OF_IDX = of("leaf:own"), of("npz:a.npz"), of("idx:own")
 FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": ",\n"}, table(), "own.csv: the file is empty: no line has any value"),
-    ({"own.csv": ROWS}, table(TableOptions()), "set target to the column of the labels; the columns are city, area"),
+    (
+        {"own.csv": ROWS},
+        table(TableOptions()),
+        "set target to the column of the labels; the columns are city, area, heating",
+    ),
     ({"own.csv": ROWS}, table(TableOptions("prize", "city")), "column of .*own.csv 'prize': did you mean 'price'"),
     ({"own.csv": ROWS}, table(PRICE._replace(encoding="base64")), "unknown encoding 'base64': use, for example, lat"),
     ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
@@ -89,15 +93,23 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({"own.csv": ROWS + "Bern,1,gas,1e39\n"}, table(), "column 'price' contains a number beyond float32's range"),
     ({"own.csv": ROWS + "Bern,nan,gas,2\n"}, table(), "line 6: no value in column 'area': .* --missing drop"),
     ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' contains 'inf', but most other"),
-    ({"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"}, table(), r"'heating' contains .* or currency sign, .*'\$1'"),
+    (
+        {"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"},
+        table(),
+        r"'heating' contains numbers with a percent or currency sign, .*'\$1'",
+    ),
     (
         {"own.csv": HEAD + "".join(f"a,1,note {i},2\nb,1,note {i}b,3\n" for i in range(5))},
         table(),
         "column 'heating' has 10 different values in 10 rows, too many for categories",
     ),
     ({"own.csv": TAG}, table(TableOptions("calm,dry,calm"), None), "target names the column 'calm' twice"),
-    ({"own.csv": "y,client\n1,a\n2,b\n"}, table(TableOptions("y", "client")), "no feature columns, .*: y, client"),
-    ({"own.csv": TAG}, table(TableOptions("calm,y"), "multilabel"), "'multilabel' requires .* 0 or 1, .* 2.5"),
+    (
+        {"own.csv": "y,client\n1,a\n2,b\n"},
+        table(TableOptions("y", "client"), "regression"),
+        "no feature columns, only labels and clients: y, client",
+    ),
+    ({"own.csv": TAG}, table(TableOptions("calm,y"), "multilabel"), "line 2: 'multilabel' requires .* 0 or 1, .* 2.5"),
     ({}, of("digits", table=PRICE), "target applies to csv:FILE, not to digits"),
     ({"a.csv": "who,token,count\na,b,1\n"}, tokens, "user, token, count in any order, got header 'who,token,count'"),
     ({"a.csv": "user,token,count\n"}, tokens, "a.csv has a header but no counts below it"),
@@ -137,7 +149,11 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     *((leaf([[1.0]], [y]), OF_LEAF, "labels must be integers (>= 0|from 0)") for y in (1.5, -1, [1], 10**30)),
     (leaf(["ab", "abc"], ["c", "d"]), OF_LEAF, "user 'u': inputs must be equally long, got 2 to 3 characters"),
     (leaf(["ab"], ["é"]), OF_LEAF, "the character 'é' is not in LEAF's alphabet of 80"),
-    (leaf([[["w"]]], [{"target_tokens": [["w", "v"]]}]), OF_LEAF, "target_tokens and .* must be sequences of equal"),
+    (
+        leaf([[["w"]]], [{"target_tokens": [["w", "v"]]}]),
+        OF_LEAF,
+        "target_tokens and any count_tokens must be sequences of equal lengths",
+    ),
     (leaf([[["w"]], "w"], [{"target_tokens": [["w"]]}] * 2), OF_LEAF, "must be lists of sequences"),
     (leaf([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}]), OF_LEAF, "count_tokens must be numbers"),
     (leaf([[[1, 2]]], [{"target_tokens": [[2, -3]]}]), OF_LEAF, r"tokens must be integers from 0 to 2"),

@@ -122,7 +122,10 @@ def test_intervals_and_mean_squared_errors_of_simulated_groups():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda x, s, g: ((x, s, g[:4]), {}), r"group must have one entry for each of the 30 clients, got shape \(4"),
+        (
+            lambda x, s, g: ((x, s, g[:4]), {}),
+            r"group must have one entry for each of the 30 clients, got shape \(4,\)",
+        ),
         (lambda x, s, g: ((x, s, np.arange(30)), {}), "at least one group must have two clients"),
         (lambda x, s, g: ((x, s, g % 2), {}), "at least 3 groups are required to estimate"),
         (lambda x, s, g: ((x, s, np.where(g == 2, np.nan, g)), {}), "group must be a number or a name, got nan for cl"),

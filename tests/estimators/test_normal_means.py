@@ -252,7 +252,12 @@ def test_stein_s_estimate_of_the_risk():
         ([1.0, 2.0], 1.0, {"prior": "npmle", "center": 0.0}, "center must be left out for prior 'npmle', got 0.0"),
         ([1.0, 2.0], 1.0, {"prior": "scale-mixture", "center": "learned"}, "center must be a number for prior 'scale"),
         ([1.0, 2.0], 1.0, {"components": 10}, "components must be left out for prior 'normal', got 10"),
-        ([1.0, 2.0], 1.0, {"prior": "npmle", "components": 2}, "components must be a whole number of at least 3, got"),
+        (
+            [1.0, 2.0],
+            1.0,
+            {"prior": "npmle", "components": 2},
+            "components must be a whole number of at least 3, got 2",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_in_a_line(x, s, more, said):

@@ -139,8 +139,16 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
         ("client,value\nNA,2\nb,1\n", {}, "got 'NA'; to change which words mean a missing value, use --missing-words"),
         ("value\n1.5\n", {}, "no column is called client or id (available: value): add one with the clients' names"),
         ("Batch,Yield\na,1\n", {}, "no column is called value (columns: Batch, Yield): write --client Batch --value Y"),
-        ("id,s0,s1\na,1,2\n", {}, "write --value COLUMN[,COLUMN] (a row for each sample), or --values s0..s1 (a row"),
-        ("x y,b,c\na,1,2\n", {"client": "x y"}, "[,COLUMN] (a row for each sample), or --values b..c (a row"),
+        (
+            "id,s0,s1\na,1,2\n",
+            {},
+            "write --value COLUMN[,COLUMN] (a row for each sample), or --values s0..s1 (a row for",
+        ),
+        (
+            "x y,b,c\na,1,2\n",
+            {"client": "x y"},
+            "write --value COLUMN[,COLUMN] (a row for each sample), or --values b..c",
+        ),
         ("a,b,c\na,1,2\n", {}, "write --client COLUMN --value COLUMN[,COLUMN] (a row for each sample), or --client"),
         ("client,x\na,1\n", {"value": "x", "values": "x"}, "give value (a row for each sample) or values (a row for"),
         ("client,x\na,1\n", {"client": "clint", "value": "x"}, "did you mean 'client'?"),

@@ -195,7 +195,10 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
         ("id,estimate,Se,SE\na,1,1,1\n", "unknown column of"),
         ("id,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is also in line 2"),
         ("area,estimate,se\na,1,1\nb,2,1\n", "client or id (available: area, estimate, se): write --client area"),
-        ("a,b c,count,exposure\n1,x,1,1\n", "count, exposure): write --client a, or --client 'b c'"),
+        (
+            "a,b c,count,exposure\n1,x,1,1\n",
+            "client or id (available: a, b c, count, exposure): write --client a, or --client 'b c'",
+        ),
         ("id,successes,trials\nEngland,6,12\na,4,8\nb,2,4\n", "client 'England' is the sum of all others: remove"),
     ],
 )
