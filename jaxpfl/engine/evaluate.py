@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms.parts.schedules import unscheduled
-from jaxpfl.core import protocol_checks, trees
+from jaxpfl.core import protocol, trees
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
@@ -170,7 +170,7 @@ def adapt_client(
 
     def one(nth: Array, own: PyTree) -> PyTree:
         key = stream(today.key, Purpose.ADAPT, client_id, nth)
-        new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
+        new, _, _ = protocol.call_update(client, key, today.hp, context(nth), message, own, splits)
         return trees.where(trees.all_finite(new), new, own)
 
     adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
@@ -178,7 +178,7 @@ def adapt_client(
     on_arrival = _personal(client, today, client_id, message, start, splits, 0)
     scores = score_client(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
     if client.gradients is not None:
-        in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
+        in_rounds = rounds * protocol.call_gradients(client.gradients.update, limit, message)
         adapting = client.gradients.personalize
         adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
         scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
@@ -265,7 +265,7 @@ def personalize_client(
     """One client's personalized model, before and after its adaptation, from the client's state ``own``."""
     given = (client, today, client_id, Message(today.sent, per_client), lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
-    protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
+    protocol.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
     finite = trees.all_finite(after)
     # If the method does not adapt its models, both are the same traced value, which `score_client` scores once.
     same = all(map(operator.is_, jax.tree.leaves(before), jax.tree.leaves(after)))
@@ -295,7 +295,7 @@ def score_client(
             logits["global"] = predict_global(today.hp, today.server, x)
         for name, values in logits.items():
             function = "server.predict_global" if name == "global" else "client.predict"
-            protocol_checks.check_prediction(function, values, len(valid))
+            protocol.check_prediction(function, values, len(valid))
         return logits
 
     sums = passes.total(
@@ -378,7 +378,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
         parts = (metric.total, metric.number) if isinstance(metric, Pooled) else (metric,)
         values = tuple(part(logits, y) for part in parts)
         for part in values:
-            protocol_checks.check_metric(name, part, len(valid))
+            protocol.check_metric(name, part, len(valid))
         sums[name] = tuple(trees.valid_sum(valid, part) for part in values)
     return sums
 
@@ -404,7 +404,7 @@ def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metric
         if isinstance(metric, PerClient):
             value = metric.function(logits, y, valid)
             if metric is not OUTPUTS:
-                protocol_checks.check_metric(name, value)
+                protocol.check_metric(name, value)
             found[name] = jnp.where(count > 0, value, jnp.nan)
     return found
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import protocol_checks, trees
+from jaxpfl.core import protocol, trees
 from jaxpfl.core.participation import (
     RELIABLE,
     Availability,
@@ -223,7 +223,7 @@ def update_server(
       shared: `Message.shared` of the round.
     """
     given = (stream(released, Purpose.SERVER_UPDATE, ctx.round), hp, ctx, state, reduced)
-    new, metrics = protocol_checks.call_server(server, *given, shared=shared)
+    new, metrics = protocol.call_server(server, *given, shared=shared)
     sound = trees.all_finite(new)
     return lay(model, trees.where(sound, new, state)), sound, metrics
 
@@ -291,7 +291,7 @@ def take_part(
         ctx = ctx._replace(staleness=now - round)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message, old = Message(lay(model, sent), per_client), lay(model, old)
-    new, upload, metrics = protocol_checks.call_update(client, key, hp, ctx, message, old, splits)
+    new, upload, metrics = protocol.call_update(client, key, hp, ctx, message, old, splits)
     new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
     failed = upload.failed
     usable = summable(packed, slots)
@@ -314,7 +314,7 @@ def take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=protocol_checks.call_gradients(count, limit, message) if count else 0,
+        gradients=protocol.call_gradients(count, limit, message) if count else 0,
         upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
@@ -356,7 +356,7 @@ def _work_alone(
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # In each round, a client is either in the cohort or outside it, so both kinds of work can use the same stream.
     old = lay(model, old)
-    new, metrics = protocol_checks.call_idle(
+    new, metrics = protocol.call_idle(
         client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits
     )
     new = lay(model, new)
@@ -369,7 +369,7 @@ def _work_alone(
         idle_rounds=1,
         idle_streak=1,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=protocol_checks.call_gradients(count, limit) if count else 0,
+        gradients=protocol.call_gradients(count, limit) if count else 0,
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     done = trees.where(keep, done, jax.tree.map(jnp.zeros_like, done))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.core import protocol_checks
+from jaxpfl.core import protocol
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message, Server, ServerContext
 from jaxpfl.core.randomness import Purpose, stream
@@ -204,9 +204,7 @@ def init_state(
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
     state, message = init_server(server, key, hp, ctx, model)
-    protocol_checks.check_message(
-        message, groups[0].num_clients if clients.among is None else participation.num_clients
-    )
+    protocol.check_message(message, groups[0].num_clients if clients.among is None else participation.num_clients)
     per_client, start = clients.received(message.per_client), stream(key, Purpose.CLIENT_INIT)
 
     def init_one(client: Client, client_id: Array, own: PyTree) -> PyTree:

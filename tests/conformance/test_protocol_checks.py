@@ -22,7 +22,7 @@ from jaxpfl import (
     Upload,
 )
 from jaxpfl.algorithms.parts.servers import averaging_server
-from jaxpfl.core import protocol_checks
+from jaxpfl.core import protocol
 
 
 def toy(**wrong) -> Method:
@@ -196,6 +196,6 @@ def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
 def test_the_checks_leave_nothing_in_the_program(federation, monkeypatch):
     checked = trace(toy(), federation).jaxpr
     for name in ("check_same", "_check_upload"):
-        monkeypatch.setattr(protocol_checks, name, lambda *given, **options: None)
-    monkeypatch.setattr(protocol_checks, "_returned", lambda what, result, *names: result)
+        monkeypatch.setattr(protocol, name, lambda *given, **options: None)
+    monkeypatch.setattr(protocol, "_returned", lambda what, result, *names: result)
     assert str(trace(toy(), federation).jaxpr) == str(checked)

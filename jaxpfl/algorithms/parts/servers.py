@@ -57,10 +57,10 @@ from jaxpfl.core.protocol import (
     ServerContext,
     Stacked,
     Upload,
+    check_same,
     wrapped_client,
     wrapped_server,
 )
-from jaxpfl.core.protocol_checks import check_same
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError, warn
