@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl.core import checks, choices
+from jaxpfl.core import checks, settings
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, Range, check, read_help, setting
@@ -89,7 +89,7 @@ def resolve_time_model(time_model: str) -> TimeModel:
       JaxpflError: if the name or an argument is unknown, a value is out of range, or every round would take zero
         seconds.
     """
-    name, values = choices.arguments("time model", time_model, TIME_MODELS)
+    name, values = settings.parse_choice("time model", time_model, TIME_MODELS)
     model = TIME_MODELS[name](**values)
     finite, positive = Range(0, math.inf, open_high=True), Range(0, open_low=True)
     ranges = {"step": finite, "up": positive, "down": positive, "sigma": finite, "seed": Range(0, 2**32 - 1)}

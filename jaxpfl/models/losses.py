@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.core import choices
+from jaxpfl.core import settings
 from jaxpfl.core.types import NO_LABEL, Array
 from jaxpfl.support.errors import JaxpflError
 
@@ -255,7 +255,7 @@ def resolve(loss: str | PerExample) -> Loss:
     """
     if not isinstance(loss, str):
         return Loss(loss, gaussian_divergence)
-    name, arguments = choices.arguments("loss", loss, _MAKERS)
+    name, arguments = settings.parse_choice("loss", loss, _MAKERS)
     for key, value in arguments.items():
         if not (0 < value < (1 if key == "q" else float("inf"))):
             raise JaxpflError(f"{name}:{key} must be {'> 0 and < 1' if key == 'q' else '> 0'}, got {value:g}")

@@ -21,7 +21,7 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
-from jaxpfl.core import choices
+from jaxpfl.core import settings
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.settings import (
     COUNT,
@@ -296,11 +296,11 @@ def spec_for(
     names = [field.name for field in dataclasses.fields(method.hyper)]
     for key, text in method_settings(config, name, methods).items():
         if key in method.options:
-            options[key] = choices.typed(f"{name}.{key}", text, type(method.options[key]))
+            options[key] = settings.parse_value(f"{name}.{key}", text, type(method.options[key]))
         elif key not in names:
             raise unknown_name(f"hyper-parameter of {name}", key, [*names, *method.options])
         else:
-            hyper[key] = text if text == PAPER else choices.typed(f"{name}.{key}", text, float)
+            hyper[key] = text if text == PAPER else settings.parse_value(f"{name}.{key}", text, float)
     return RunSpec(
         **vars(part_of(Settings, config)),
         method=method,

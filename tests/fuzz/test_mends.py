@@ -13,7 +13,7 @@ import scipy.io
 
 from jaxpfl import JaxpflError
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
-from jaxpfl.core.choices import literal, typed
+from jaxpfl.core.settings import literal, typed
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import checks, choices
+from jaxpfl.core import checks, settings
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError
@@ -104,7 +104,7 @@ def parse(text: str) -> Augmentation:
     """
     parts: list[tuple[str, float]] = []
     for one in text.split("+"):
-        name, given = choices.arguments("augmentation", one, AUGMENTATIONS)
+        name, given = settings.parse_choice("augmentation", one, AUGMENTATIONS)
         if name in dict(parts):
             raise JaxpflError(f"augment = {text} names {name} twice")
         parts.append((name, AUGMENTATIONS[name](**given)))

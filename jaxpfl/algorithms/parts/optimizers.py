@@ -45,7 +45,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.core import choices, trees
+from jaxpfl.core import settings, trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
@@ -154,7 +154,7 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """
     if not isinstance(optimizer, str):
         return optimizer
-    name, arguments = choices.parse("optimizer", optimizer, OPTIMIZERS)
+    name, arguments = settings.split_choice("optimizer", optimizer, OPTIMIZERS)
     known = _arguments(OPTIMIZERS[name]) if arguments else {}
     given: dict[str, Any] = {}
     for key, value in arguments.items():
@@ -188,7 +188,7 @@ def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _value(what: str, text: str, switch: bool, *, below_one: bool) -> bool | int | float:
-    value = choices.literal(text)
+    value = settings.literal(text)
     if switch:
         if not isinstance(value, bool):
             raise JaxpflError(f"{what} must be true or false, got {shown(text)}")

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.core import choices
+from jaxpfl.core import settings
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,
@@ -180,12 +180,12 @@ def parse(text: str, rounds: int) -> Schedule | None:
       JaxpflError: if a name or argument is unknown, an argument is missing, a value is outside its range, or the
         warm-up does not end within the run.
     """
-    name, given = choices.parse("lr_schedule", text, SCHEDULES)
+    name, given = settings.split_choice("lr_schedule", text, SCHEDULES)
     values = dict(SCHEDULES[name])
     for key, value in given.items():
         if key not in values:
             raise unknown_name(f"argument of lr_schedule {name}", key, values)
-        number = choices.literal(value)
+        number = settings.literal(value)
         if type(number) not in (int, float) or number not in _RANGES[key]:
             raise JaxpflError(f"lr_schedule {name}:{key} must be a number {_RANGES[key].words}, got {shown(value)}")
         values[key] = float(number)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.core import choices, settings
+from jaxpfl.core import settings
 from jaxpfl.core.settings import COUNT, Range, setting
 from jaxpfl.data import portable
 from jaxpfl.data.sources.base import Source
@@ -101,12 +101,12 @@ def parse(text: str) -> PlantedSettings:
       JaxpflError: if a name is unknown or repeated, or if a value has the wrong type.
     """
     fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
-    _, given = choices.parse("data set", text, ["planted"])
+    _, given = settings.split_choice("data set", text, ["planted"])
     for name in given:
         if name not in fields:
             raise unknown_name("setting of planted", name, fields)
     kinds = {"int": int, "float": float}
-    values = {n: choices.typed(f"planted:{n}", value, kinds[str(fields[n])]) for n, value in given.items()}
+    values = {n: settings.parse_value(f"planted:{n}", value, kinds[str(fields[n])]) for n, value in given.items()}
     return PlantedSettings(**values)
 
 

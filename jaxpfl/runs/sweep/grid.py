@@ -21,7 +21,7 @@ import numpy as np
 from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts.hyper import PAPER, rates
-from jaxpfl.core import choices
+from jaxpfl.core import settings
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig, from_mapping
@@ -96,7 +96,7 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
     parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
     if not parts or not all(isinstance(part, bool | int | float) or (isinstance(part, str) and part) for part in parts):
         raise JaxpflError(f"the values of {name} must be numbers, strings or booleans, got {shown(given)}")
-    values = tuple(choices.literal(part) if isinstance(part, str) else part for part in parts)
+    values = tuple(settings.literal(part) if isinstance(part, str) else part for part in parts)
     values = tuple(v if isinstance(v, bool | int | float) else str(p) for v, p in zip(values, parts, strict=True))
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
@@ -301,8 +301,8 @@ def _typed(name: str, value: Value) -> Value:
     if dot:
         options = algorithms.get(owner).options
         if own in options:
-            return choices.typed(name, value_words(value), type(options[own]))
-        return value if value == PAPER else choices.typed(name, str(value), float)
+            return settings.parse_value(name, value_words(value), type(options[own]))
+        return value if value == PAPER else settings.parse_value(name, str(value), float)
     if name == "cohort" and isinstance(value, str):
         found = _SHARE.fullmatch(value)
         if found is None or not 0 < float(found[1]) <= 1:

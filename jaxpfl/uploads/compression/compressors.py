@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from jaxpfl.core import checks, choices
+from jaxpfl.core import checks, settings
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.uploads.compression import quantizers, total_variation
 from jaxpfl.uploads.compression.quantizers import Compressed
@@ -76,7 +76,7 @@ def resolve(compressor: str | Compressor) -> Compressor:
     """
     if not isinstance(compressor, str):
         return compressor
-    name, values = choices.arguments("compressor", compressor, COMPRESSORS, feedback=bool)
+    name, values = settings.parse_choice("compressor", compressor, COMPRESSORS, feedback=bool)
     feedback = values.pop("feedback", None)
     return COMPRESSORS[name](**values)._replace(feedback=feedback)
 

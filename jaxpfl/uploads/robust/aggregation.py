@@ -67,7 +67,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.core import checks, choices, trees
+from jaxpfl.core import checks, settings, trees
 from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, Server, ServerContext, Stacked, wrapped_server
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.support.errors import JaxpflError
@@ -261,7 +261,7 @@ def resolve(aggregate: str) -> Aggregator:
     Raises:
       JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is out of range.
     """
-    name, values = choices.arguments("aggregate", aggregate, AGGREGATORS)
+    name, values = settings.parse_choice("aggregate", aggregate, AGGREGATORS)
     return AGGREGATORS[name](**values)._replace(name=aggregate)
 
 

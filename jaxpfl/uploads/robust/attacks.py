@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.core import checks, choices, trees
+from jaxpfl.core import checks, settings, trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.types import ClientData, Federation, Key, Metrics, PyTree, Splits
@@ -53,7 +53,7 @@ def attack_of(attack: str) -> Attack:
     Raises:
       JaxpflError: if the name or an argument is unknown, or a value is out of range.
     """
-    name, values = choices.arguments("attack", attack, ATTACKS)
+    name, values = settings.parse_choice("attack", attack, ATTACKS)
     return ATTACKS[name](**values)._replace(name=attack)
 
 
