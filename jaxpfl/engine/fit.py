@@ -13,17 +13,22 @@ from jaxpfl.core.settings import part_of
 from jaxpfl.core.types import Federation, Names
 from jaxpfl.engine.build import Assembled, assemble
 from jaxpfl.engine.evaluate import (
+    HEADLINES,
+    Headline,
     Scores,
     chosen,
+    constant_scores,
     example_weights,
     first_time,
     is_root,
     mean_over_clients,
     mean_over_examples,
     milestones,
+    over_clients,
+    words_of_clients,
+    worst,
 )
 from jaxpfl.engine.round import RunState
-from jaxpfl.engine.scores import HEADLINES, Headline, constant_scores, over_clients, words_of_clients, worst
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts

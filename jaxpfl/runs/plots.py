@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxpfl.engine.scores import ACCURACY, Headline, client_means, fraction_hurt
+from jaxpfl.engine.evaluate import ACCURACY, Headline, client_means, fraction_hurt
 from jaxpfl.support.console import INK, entitle, literal, new_axes, shades
 from jaxpfl.support.errors import label
 

@@ -14,9 +14,19 @@ from jaxpfl import __version__, data
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.evaluate import example_weights, first_time, is_root
-from jaxpfl.engine.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined, worst
-from jaxpfl.engine.scores import over_clients as statistics
+from jaxpfl.engine.evaluate import (
+    ACCURACY,
+    Headline,
+    best_on_validation,
+    example_weights,
+    first_time,
+    fraction_hurt,
+    is_root,
+    other_metrics,
+    undefined,
+    worst,
+)
+from jaxpfl.engine.evaluate import over_clients as statistics
 from jaxpfl.privacy import noise
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig

@@ -20,8 +20,8 @@ from rich.progress import (
 )
 
 from jaxpfl.data.stack import listed
+from jaxpfl.engine.evaluate import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.engine.placement import free_bytes
-from jaxpfl.engine.scores import ACCURACY, UNBOUNDED, Headline, stored_headline, words_of_clients
 from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support.console import format_seconds, new_table

@@ -13,7 +13,7 @@ import pytest
 import jaxpfl as package
 from jaxpfl.cli import main
 from jaxpfl.data import Source, federate, split_figure, summary
-from jaxpfl.engine.scores import ACCURACY, HEADLINES, constant_scores, worst
+from jaxpfl.engine.evaluate import ACCURACY, HEADLINES, constant_scores, worst
 from jaxpfl.runs import plots, results
 from jaxpfl.runs.terminal import notes
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from jaxpfl.engine.evaluate import mean_over_examples
-from jaxpfl.engine.scores import (
+from jaxpfl.engine.evaluate import (
     ACCURACY,
     HEADLINES,
     Headline,
     best_on_validation,
     find_headline,
     fraction_hurt,
+    mean_over_examples,
     other_metrics,
     over_clients,
     stored_headline,

@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 from sklearn import metrics as sklearn
 
 from jaxpfl import JaxpflError
-from jaxpfl.engine.scores import HEADLINES
+from jaxpfl.engine.evaluate import HEADLINES
 from jaxpfl.models import TASKS, PerClient, Task, losses, metrics
 from jaxpfl.models.base import Model
 from jaxpfl.models.metrics import NAMED_METRICS, parse_metrics

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from jaxpfl.engine.scores import Headline, stored_headline, words_of_clients, worst
+from jaxpfl.engine.evaluate import Headline, stored_headline, words_of_clients, worst
 from jaxpfl.runs import results
 from jaxpfl.runs.config import flat
 from jaxpfl.runs.run_folder import SUMMARY

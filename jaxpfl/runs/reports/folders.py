@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.engine.scores import over_clients, stored_headline
+from jaxpfl.engine.evaluate import over_clients, stored_headline
 from jaxpfl.runs import results
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.run_folder import CODE, SUMMARY, is_locked

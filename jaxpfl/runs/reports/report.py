@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import __version__
-from jaxpfl.engine.scores import Headline, client_means, find_headline, stored_headline
+from jaxpfl.engine.evaluate import Headline, client_means, find_headline, stored_headline
 from jaxpfl.runs import plots, results, terminal
 from jaxpfl.runs.config import RunConfig, flat, to_json
 from jaxpfl.runs.records import Journal

@@ -22,8 +22,7 @@ from jaxpfl.core.trees import checksum, num_bytes
 from jaxpfl.core.types import Federation
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.build import Assembled, put_together
-from jaxpfl.engine.evaluate import example_weights, is_root
-from jaxpfl.engine.scores import over_clients, undefined
+from jaxpfl.engine.evaluate import example_weights, is_root, over_clients, undefined
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished

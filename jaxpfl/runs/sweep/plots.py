@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.engine.scores import ACCURACY, Headline, stored_headline
+from jaxpfl.engine.evaluate import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DONE, Value, value_words
 from jaxpfl.runs.sweep.results import chosen_settings, setting_key
 from jaxpfl.support.console import INK, entitle, literal, plain, shades

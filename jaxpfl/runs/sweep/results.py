@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.engine.scores import ACCURACY, HEADLINES, Headline, find_headline, stored_headline
+from jaxpfl.engine.evaluate import ACCURACY, HEADLINES, Headline, find_headline, stored_headline
 from jaxpfl.runs.config import DataConfig
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value, value_words
 from jaxpfl.support.console import format_seconds, new_table, unmarked

@@ -18,7 +18,7 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import __version__, algorithms
-from jaxpfl.engine.scores import Headline
+from jaxpfl.engine.evaluate import Headline
 from jaxpfl.engine.spec import OWN
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
