@@ -12,7 +12,7 @@ from jaxpfl.engine.evaluate import _means as means
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import task_of
 from jaxpfl.models import TASKS, classification
-from jaxpfl.models.losses import class_mixture, token_loss
+from jaxpfl.models.metrics import class_mixture, token_loss
 from jaxpfl.priors import distillation
 
 FEATURES = 3

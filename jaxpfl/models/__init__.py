@@ -22,8 +22,7 @@ from jaxpfl.models.base import (
     from_nnx,
     in_bfloat16,
 )
-from jaxpfl.models.losses import PerExample
-from jaxpfl.models.metrics import PerClient, Pooled, per_client
+from jaxpfl.models.metrics import PerClient, PerExample, Pooled, per_client
 from jaxpfl.models.registry import available, build_model
 
 __all__ = [

@@ -26,28 +26,26 @@ from jaxpfl.core import trees
 from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import modules
-from jaxpfl.models.losses import (
-    LOGISTIC,
-    Mixture,
-    PerExample,
-    class_mixture,
-    cross_entropy,
-    has_label,
-    resolve,
-    token_divergence,
-    token_loss,
-)
 from jaxpfl.models.metrics import (
+    LOGISTIC,
     TOKEN_METRICS,
     Metric,
+    Mixture,
+    PerExample,
     absolute_error,
     auc,
     calibration_error,
+    class_mixture,
     correct,
+    cross_entropy,
+    has_label,
     macro_f1,
+    parse_loss,
     r2,
     right,
     rmse,
+    token_divergence,
+    token_loss,
 )
 from jaxpfl.support.errors import JaxpflError
 
@@ -304,12 +302,12 @@ def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
 
     Args:
       task: task whose model returns one value per label of an example.
-      loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels that returns a value per example.
+      loss: a name in `jaxpfl.models.metrics`, or a function of predictions and labels that returns a value per example.
 
     Raises:
       JaxpflError: if the loss is unknown.
     """
-    found = resolve(loss)
+    found = parse_loss(loss)
     metrics = {"rmse": rmse(found.mean), "mae": absolute_error(found.mean), "r2": r2(found.mean)}
     return task._replace(
         loss=found.function,
@@ -356,7 +354,7 @@ def next_token_task(task: Task) -> Task:
     """Return the task of predicting a token at each position of a sequence.
 
     Its metrics are "accuracy" (the headline), "perplexity" and "loss", over the positions with a label
-    (`losses.token_loss`).
+    (`metrics.token_loss`).
     """
     return task._replace(
         loss=token_loss,

@@ -31,7 +31,7 @@ from jax.scipy.special import gammaln
 
 from jaxpfl.core.types import Array, Metrics, PyTree, Scalar
 from jaxpfl.models import PerExample, Task
-from jaxpfl.models.losses import class_divergence as divergence
+from jaxpfl.models.metrics import class_divergence as divergence
 from jaxpfl.priors.base import Examples, Prior, Rates, float_array
 from jaxpfl.support.errors import JaxpflError, unknown_name
 

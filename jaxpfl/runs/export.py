@@ -25,7 +25,7 @@ from jaxpfl.engine import model_files
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, leaves_by_path
-from jaxpfl.models.losses import resolve
+from jaxpfl.models.metrics import parse_loss
 from jaxpfl.runs import results
 from jaxpfl.runs.setup import Experiment, Origin
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
@@ -124,7 +124,7 @@ def outcome(task: Task, loss: Any) -> Callable[[Array], Array]:
     if task.kind in ("binary", "ranking"):
         return lambda output: jax.nn.sigmoid(output.reshape(-1, 1) * jnp.array([-1, 1]))
     if task.kind == "regression":
-        mean, labels = resolve("squared" if loss is None else loss).mean, () if task.num_classes == 1 else (-1,)
+        mean, labels = parse_loss("squared" if loss is None else loss).mean, () if task.num_classes == 1 else (-1,)
         return lambda output: mean(output).reshape(output.shape[0], *labels)
     return jax.nn.sigmoid if task.kind == "multilabel" else lambda output: output
 

@@ -12,7 +12,7 @@ from fuzz_target import Target, of_file
 from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
 from jaxpfl.core import participation
 from jaxpfl.data.sources import planted
-from jaxpfl.models import losses
+from jaxpfl.models import metrics
 from jaxpfl.runs.sweep import grid
 from jaxpfl.studies import bernoulli
 from jaxpfl.uploads.compression import compressors
@@ -23,7 +23,7 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "optimizer": (optimizers.resolve, ("adam:b1=0.8", "fedadam:b1=0.9,tau=1e-3")),
     "schedule": (lambda text: schedules.parse(text, 10), ("cosine:warmup=3", "step:every=5,factor=0.5", "linear")),
     "augmentation": (augmentation.parse, ("flip+crop:padding=4+mixup:alpha=0.2",)),
-    "loss": (losses.resolve, ("huber:delta=2", "quantile:q=0.9", "squared")),
+    "loss": (metrics.parse_loss, ("huber:delta=2", "quantile:q=0.9", "squared")),
     "time model": (participation.resolve_time_model, ("lognormal:sigma=0.5", "equal")),
     "aggregate": (aggregation.resolve, ("trimmed-mean:share=0.2", "krum:attackers=2", "median")),
     "attack": (attacks.attack_of, ("scale:factor=10", "noise:scale=1", "sign-flip")),

@@ -9,7 +9,7 @@ from sklearn import metrics as sklearn
 
 from jaxpfl import JaxpflError
 from jaxpfl.engine.evaluate import HEADLINES
-from jaxpfl.models import TASKS, PerClient, Task, losses, metrics
+from jaxpfl.models import TASKS, PerClient, Task, metrics
 from jaxpfl.models.base import Model
 from jaxpfl.models.metrics import NAMED_METRICS, parse_metrics
 
@@ -30,14 +30,14 @@ R = A[:, 0] - Y
     ],
 )
 def test_losses(name, wanted):
-    loss = losses.resolve(name).function
+    loss = metrics.parse_loss(name).function
     np.testing.assert_allclose(loss(jnp.asarray(A), jnp.asarray(Y)), wanted, rtol=1e-5)
     both = loss(jnp.asarray(np.hstack([A, A])), jnp.asarray(np.stack([Y, Y], 1)))  # a vector's loss is the sum
     np.testing.assert_allclose(both, 2 * wanted, rtol=1e-5)
 
 
 def test_predictions_are_never_broadcast_against_labels():
-    loss = losses.resolve("squared").function
+    loss = metrics.parse_loss("squared").function
     for wrong in (jnp.zeros((4, 4)), jnp.zeros((4, 2)), jnp.zeros((1, 4))):
         with pytest.raises(JaxpflError, match="one value for each label"):
             loss(wrong, jnp.zeros(4))
@@ -46,7 +46,7 @@ def test_predictions_are_never_broadcast_against_labels():
 @pytest.mark.parametrize("name", ["squared", "poisson"])
 def test_divergences_are_those_of_the_densities(name):
     """KL(p_b || p_a) is the expected difference of the losses, under the distribution of the teacher b."""
-    found = losses.resolve(name)
+    found = metrics.parse_loss(name)
     rng = np.random.default_rng(0)
     b, a = 0.4, 0.9
     y = rng.normal(b, 1, 400_000) if name == "squared" else rng.poisson(np.exp(b), 400_000)
@@ -60,16 +60,16 @@ def test_the_divergence_of_logits_is_that_of_bernoulli_distributions():
     b, a = np.array([[0.4, -3.0]]), np.array([[1.9, 0.0]])
     p, q = 1 / (1 + np.exp(-b)), 1 / (1 + np.exp(-a))
     wanted = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum(axis=1)
-    np.testing.assert_allclose(losses.bernoulli_divergence(jnp.asarray(b), jnp.asarray(a)), wanted, rtol=1e-5)
+    np.testing.assert_allclose(metrics.bernoulli_divergence(jnp.asarray(b), jnp.asarray(a)), wanted, rtol=1e-5)
 
 
 def test_mixtures_predict_the_mean():
     weights, predictions = jnp.array([0.25, 0.75]), jnp.array([[[1.0]], [[-2.0]]])
     means = {"squared": lambda a: a, "poisson": np.exp}
     for name, of in means.items():
-        found = losses.resolve(name).mixture(weights, predictions)[0, 0]
+        found = metrics.parse_loss(name).mixture(weights, predictions)[0, 0]
         np.testing.assert_allclose(of(found), 0.25 * of(1.0) + 0.75 * of(-2.0), rtol=1e-5)
-    p = jax.nn.sigmoid(losses.LOGISTIC.mixture(weights, predictions)[0, 0])
+    p = jax.nn.sigmoid(metrics.LOGISTIC.mixture(weights, predictions)[0, 0])
     np.testing.assert_allclose(p, 0.25 / (1 + np.exp(-1)) + 0.75 / (1 + np.exp(2)), rtol=1e-5)
 
 

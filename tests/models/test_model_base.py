@@ -22,8 +22,7 @@ from jaxpfl.models.base import leaves_by_path, start_from
 from jaxpfl.models.features import halves
 from jaxpfl.models.images import mlp
 from jaxpfl.models.layers import is_head
-from jaxpfl.models.losses import resolve
-from jaxpfl.models.metrics import parse_metrics, task_metric
+from jaxpfl.models.metrics import parse_loss, parse_metrics, task_metric
 
 
 class Dropped(nn.Module):
@@ -272,11 +271,11 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (adapted(at="dense1/*"), r"lora.at: no parameter matches 'dense1/\*' \(parameters: dense0/kernel, head/k"),
         (adapted(trained="tail/*"), r"lora.trained: no parameter matches 'tail/\*'"),
         (adapted(at="head/*", personal="trained/*"), "parameters: adapters/head/kernel/a, adapters/head/kernel/b"),
-        (lambda: resolve("huber:delta=0"), "huber:delta must be > 0, got 0"),
-        (lambda: resolve("quantile:q=1"), "quantile:q must be > 0 and < 1, got 1"),
-        (lambda: resolve("quantile:p=0.5"), "unknown argument of loss quantile 'p'"),
-        (lambda: resolve("squared:q=0.5"), "unknown argument of loss squared 'q' .known: none"),
-        (lambda: resolve("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
+        (lambda: parse_loss("huber:delta=0"), "huber:delta must be > 0, got 0"),
+        (lambda: parse_loss("quantile:q=1"), "quantile:q must be > 0 and < 1, got 1"),
+        (lambda: parse_loss("quantile:p=0.5"), "unknown argument of loss quantile 'p'"),
+        (lambda: parse_loss("squared:q=0.5"), "unknown argument of loss squared 'q' .known: none"),
+        (lambda: parse_loss("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
         (lambda: parse_metrics("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
         (lambda: parse_metrics("auc,"), "metrics must be names separated by commas, got 'auc,'"),
         (lambda: task_metric("auc", "regression", "ab"), r"classes, or labels 0 and 1 \(task .*: use a, b"),

@@ -32,7 +32,7 @@ from jaxpfl.data import batching
 from jaxpfl.data.passes import size_classes, switch_length
 from jaxpfl.models import Task, layers
 from jaxpfl.models.base import Affine
-from jaxpfl.models.losses import LOGISTIC, SQUARED, cross_entropy
+from jaxpfl.models.metrics import LOGISTIC, SQUARED, cross_entropy
 from jaxpfl.privacy.guarded import GuardedData
 
 if TYPE_CHECKING:
