@@ -25,8 +25,7 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Federation, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes
 from jaxpfl.data.labels import labelled_tokens
-from jaxpfl.engine.cohort import ModelAxis, Outcome, lay, run_cohort
-from jaxpfl.engine.groups import gather
+from jaxpfl.engine.cohort import ModelAxis, Outcome, gather, lay, run_cohort
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.models import PerClient, Pooled, Task

@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import MOST_EXAMPLES, ClientData, Device, Federation
-from jaxpfl.engine.cohort import AXIS, MODEL, ModelAxis, Spread
-from jaxpfl.engine.groups import Group
+from jaxpfl.engine.cohort import AXIS, MODEL, Group, ModelAxis, Spread
 from jaxpfl.engine.state import RunState
 from jaxpfl.support import distributed, host_memory, processes
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError

@@ -15,9 +15,9 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
 from jaxpfl.engine import compiled
+from jaxpfl.engine.cohort import Group
 from jaxpfl.engine.evaluate import adapt_all, cluster_all, personalize_all, score_all
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
-from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import Placement, program_bytes, too_little
 from jaxpfl.engine.round import RoundPlan, several_rounds
 from jaxpfl.engine.state import init_state, over_runs

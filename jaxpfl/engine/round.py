@@ -37,8 +37,7 @@ from jaxpfl.core.protocol import (
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.engine import in_flight
-from jaxpfl.engine.cohort import ModelAxis, Outcome, Spread, lay, run_cohort
-from jaxpfl.engine.groups import Clients, Group, gather
+from jaxpfl.engine.cohort import Clients, Group, ModelAxis, Outcome, Spread, gather, lay, run_cohort
 from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 
 BITS = ("upload_bits_high", "upload_bits_low")

@@ -20,10 +20,9 @@ from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, Part
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, noise_keys
-from jaxpfl.engine.cohort import bytes_of_part
+from jaxpfl.engine.cohort import Group, bytes_of_part, gather, make_groups, split_federation
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, explain, resolve
-from jaxpfl.engine.groups import Group, gather, make_groups, split
 from jaxpfl.engine.placement import (
     Placement,
     agree_on,
@@ -155,7 +154,7 @@ class Simulation:
         on = execution.devices, execution.even
         self.placement = place(participation.num_clients, *on, model_shards=execution.model_shards)
         self._groups = make_groups(algorithm, np.asarray(trained.client_ids), execution.devices)
-        parts = split(trained, self._groups, views=self.placement.own_data)
+        parts = split_federation(trained, self._groups, views=self.placement.own_data)
         self._groups = balanced(self._groups, parts, self.placement)
         self.federations = self._place_data(parts)
         own_data, ids = self.placement.own_data, np.asarray(trained.client_ids)
@@ -558,7 +557,7 @@ class Simulation:
         ids = np.asarray(unseen.client_ids)
         placement = self._scored.placement
         groups = make_groups(self.algorithm, ids, placement.parts, may_be_empty=True)
-        parts = split(unseen._replace(client_names=None, preparation=None), groups, views=placement.own_data)
+        parts = split_federation(unseen._replace(client_names=None, preparation=None), groups, views=placement.own_data)
         groups = balanced(groups, parts, placement)
         self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups

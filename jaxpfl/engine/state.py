@@ -17,8 +17,7 @@ from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Me
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.engine import in_flight
-from jaxpfl.engine.cohort import ModelAxis, lay
-from jaxpfl.engine.groups import Clients, Group
+from jaxpfl.engine.cohort import Clients, Group, ModelAxis, lay
 from jaxpfl.engine.in_flight import InFlight
 from jaxpfl.support.errors import JaxpflError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import stack
-from jaxpfl.engine.groups import Group, gather, make_groups
+from jaxpfl.engine.cohort import Group, gather, make_groups
 from jaxpfl.engine.round import _rows_where as rows_where
 from jaxpfl.engine.state import _map_blocks
 from jaxpfl.support.errors import JaxpflError

@@ -15,7 +15,7 @@ from problem import outcome, ragged_federation, simulate
 
 from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation
 from jaxpfl.core.types import PersonExamples
-from jaxpfl.engine.groups import Group
+from jaxpfl.engine.cohort import Group
 from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.state import RunState
 from jaxpfl.privacy import Mechanism, PrivacyConfig

@@ -23,8 +23,8 @@ from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Federation, Key, Metrics, PyTree
+from jaxpfl.engine.cohort import Group
 from jaxpfl.engine.execution_plan import Resolved
-from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting, part_used, traced_as
 from jaxpfl.engine.round import Clients, RoundPlan, RunValues, one_round
