@@ -11,8 +11,7 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Method, Model
 from jaxpfl.algorithms import AveragingHyper
-from jaxpfl.engine.advice import check_settings
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, check_settings
 from jaxpfl.privacy import Mechanism
 
 

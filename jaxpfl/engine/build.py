@@ -23,12 +23,11 @@ from jaxpfl.core.settings import NUMBER, SWITCH, WHOLE, Kind, check_kind, instan
 from jaxpfl.core.types import ClientData, Examples, Federation, Splits
 from jaxpfl.data import single
 from jaxpfl.engine import noise_keys
-from jaxpfl.engine.advice import check_federation, check_settings
 from jaxpfl.engine.client_graph import NEIGHBOURS, client_graph
 from jaxpfl.engine.evaluate import example_weights
 from jaxpfl.engine.guarded import mechanism_for
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, check_federation, check_settings
 from jaxpfl.engine.state import check_values
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.engine.tasks import ZERO_OR_ONE, has_pairs, task_of

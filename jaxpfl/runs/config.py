@@ -41,9 +41,8 @@ from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.base import data_directory, data_folder, one_line
-from jaxpfl.engine.advice import refuse, without_effect
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec import RunSpec, Settings
+from jaxpfl.engine.spec import RunSpec, Settings, refuse, without_effect
 from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig

@@ -15,10 +15,9 @@ import numpy as np
 from jaxpfl.algorithms import METHODS, Method, Optimizer
 from jaxpfl.core.settings import F, Kind, check_kind, documented, instance_of, named
 from jaxpfl.core.types import Federation, PyTree
-from jaxpfl.engine.advice import refuse, without_effect
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.fit import Evaluated, Fit, result, train
-from jaxpfl.engine.spec import OWN, RunSpec, Settings
+from jaxpfl.engine.spec import OWN, RunSpec, Settings, refuse, without_effect
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION
 from jaxpfl.privacy import Mechanism, PrivacyConfig

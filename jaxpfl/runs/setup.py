@@ -26,14 +26,13 @@ from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data import Split
 from jaxpfl.data.sources import csv_text
 from jaxpfl.engine import Simulation, compiled
-from jaxpfl.engine.advice import check_claim, check_federation, check_settings
 from jaxpfl.engine.build import Assembled, build, cohorts_of, graph_of, put_together, work_of
 from jaxpfl.engine.cohort import make_groups
 from jaxpfl.engine.evaluate import HEADLINES, Headline, constant_scores
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.execution_plan import tuning_of
 from jaxpfl.engine.placement import agree_on
-from jaxpfl.engine.spec import Settings
+from jaxpfl.engine.spec import Settings, check_claim, check_federation, check_settings
 from jaxpfl.engine.state import server_context
 from jaxpfl.engine.tasks import task_of
 from jaxpfl.models import Task

@@ -11,9 +11,8 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.engine import compiled
-from jaxpfl.engine.advice import unused
 from jaxpfl.engine.build import simulation_of
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, unused
 
 FEATURES, COHORT, STEPS, BATCH = 11, 3, 2, 4
 SIZES = (400, *(20,) * 29)

@@ -8,9 +8,8 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, JaxpflWarning, Message
 from jaxpfl.engine import in_flight
-from jaxpfl.engine.advice import check_settings
 from jaxpfl.engine.build import build
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, check_settings
 from jaxpfl.engine.tasks import make_task
 
 RNG = np.random.default_rng(0)

@@ -22,10 +22,9 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import ClientData, Examples, PersonExamples
 from jaxpfl.data import Source, federate
 from jaxpfl.engine import guarded as engine_guarded
-from jaxpfl.engine.advice import check_claim
 from jaxpfl.engine.build import assemble, build
 from jaxpfl.engine.guarded import uses_of
-from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec import RunSpec, check_claim
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import PrivacyConfig, guarded
 from jaxpfl.privacy.guarded import Ledger

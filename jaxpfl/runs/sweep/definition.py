@@ -14,9 +14,8 @@ from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core import exclusions
 from jaxpfl.core.settings import COUNT, Range, check, is_given, read_help, setting
-from jaxpfl.engine.advice import without_effect
 from jaxpfl.engine.build import build
-from jaxpfl.engine.spec import Settings
+from jaxpfl.engine.spec import Settings, without_effect
 from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
