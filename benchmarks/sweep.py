@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 def work(settings: dict[str, Any]) -> Contender:
     """Run a sweep, which counts as one "round" of this contender."""
     use_devices()
-    from jaxpfl.engine import compiled
+    from jaxpfl.engine import programs
 
     problem, size, rounds = Problem(**settings["problem"]), settings["size"], settings["rounds"]
     seeds, rates = _settings(size)
@@ -85,7 +85,7 @@ def work(settings: dict[str, Any]) -> Contender:
             for i, part in enumerate(parts):
                 if len(simulations) == i:
                     if settings["how"] == "separate":
-                        compiled.clear()
+                        programs.clear()
                     simulations.append(
                         simulate(problem, hyper={"lr": rates[part] if len(part) > 1 else rates[part[0]]})
                     )

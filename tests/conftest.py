@@ -30,7 +30,7 @@ import pytest
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 
 from jaxpfl import use_cpu_cores
-from jaxpfl.engine import compiled, execution_plan
+from jaxpfl.engine import execution_plan, programs
 
 _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
@@ -130,19 +130,19 @@ def _patches_are_traced() -> Iterator[None]:
 
     def is_ours(target: Any) -> bool:
         name = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
-        own = str(name).startswith("jaxpfl.") and target is not compiled
+        own = str(name).startswith("jaxpfl.") and target is not programs
         return own and not str(name).startswith(("jaxpfl.runs.", "jaxpfl.cli."))  # above all that is traced
 
     def patch(self: pytest.MonkeyPatch, target: Any, *more: Any, **options: Any) -> None:
         real(self, target, *more, **options)
         if is_ours(target):
-            compiled.clear()
+            programs.clear()
 
     def end(self: pytest.MonkeyPatch) -> None:
         ours = any(is_ours(target) for target, *_ in self._setattr)
         undo(self)
         if ours:
-            compiled.clear()
+            programs.clear()
 
     with pytest.MonkeyPatch.context() as both:
         both.setattr(pytest.MonkeyPatch, "setattr", patch)
@@ -186,7 +186,7 @@ def _drop_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == request.module.__name__:
             value.cache_clear()
     if _resident() > _RESIDENT:
-        compiled.clear()
+        programs.clear()
         jax.clear_caches()
         gc.collect()
         with suppress(OSError, AttributeError):  # elsewhere than with glibc

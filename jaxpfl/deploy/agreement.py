@@ -17,7 +17,7 @@ from jaxpfl.core.protocol import Message, Reduction
 from jaxpfl.core.settings import is_default
 from jaxpfl.core.types import Examples, Federation, PyTree
 from jaxpfl.data import Scaling
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.build import Assembled, assemble_shapes
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings
@@ -100,7 +100,7 @@ class Agreement:
         """Shapes of the server's message."""
         algorithm, hp = self.assembled.algorithm()
         begin = partial(init_server, algorithm.server, ctx=server_context(self.assembled.cohorts, 0))
-        return compiled.shapes(begin, jax.random.key(0), jax.tree.map(number, hp))[1]
+        return programs.shapes(begin, jax.random.key(0), jax.tree.map(number, hp))[1]
 
     def to_json(self) -> dict[str, Any]:
         """Convert the agreement to JSON values, which `from_json` reads.

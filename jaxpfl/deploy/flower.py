@@ -19,7 +19,7 @@ from jaxpfl.core.types import Federation
 from jaxpfl.data import stack_clients
 from jaxpfl.deploy.agreement import Agreement, encode
 from jaxpfl.deploy.parties import Hub, Node, Parcel, write_arrays
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.evaluate import milestones
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
@@ -104,7 +104,7 @@ def _answer(kind: str, agreement: Agreement, load: Callable[..., Any], config: d
         )
     folder, loaded, (said, arrays) = Path(str(config["folder"])).absolute(), load(config), _unpack(message)
     (folder / "programs").mkdir(mode=0o700, parents=True, exist_ok=True)
-    compiled.keep_in(folder / "programs")
+    programs.keep_in(folder / "programs")
     splits = ("train", "test", "validation")
     parts = {name: [(loaded[f"x_{name}"], loaded[f"y_{name}"])] for name in splits if f"x_{name}" in loaded}
     if "train" not in parts:

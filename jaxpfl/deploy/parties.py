@@ -25,7 +25,7 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import NO_LABEL, Array, ClientData, Federation, Key, Metrics, PyTree, Splits
 from jaxpfl.data import scaled
 from jaxpfl.deploy.agreement import Agreement, decode, encode
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.build import assemble_shapes
 from jaxpfl.engine.evaluate import Today, adapt_client, personalize_client, score_client
 from jaxpfl.engine.round import broadcast, summable, take_part, update_server
@@ -167,7 +167,7 @@ class Node:
         return decode(arrays, self._agreement.message, "the message of the server")
 
     def _own(self) -> tuple[PyTree, Counts]:
-        state = compiled.shapes(partial(init_client, self._client[1]), *self._beginning, self._agreement.message)
+        state = programs.shapes(partial(init_client, self._client[1]), *self._beginning, self._agreement.message)
         kept = {name.removeprefix("own/"): array for name, array in self._kept.items()}
         return decode(kept, (state, jax.eval_shape(Counts.row)), "the node's state")
 
@@ -207,7 +207,7 @@ class Hub:
         self.state, message = _call(begin, self._key, self._hp)
         self._first = encode(message)
         upload = partial(_upload, algorithm, self._cohorts.capacity)
-        self._expected = compiled.shapes(upload, self._key, self._hp, self.assembled.federation, message)
+        self._expected = programs.shapes(upload, self._key, self._hp, self.assembled.federation, message)
 
     def terms(self, client_id: int) -> Parcel:
         """Return the arguments of `Node.join` for a client.
@@ -269,7 +269,7 @@ class Hub:
 def _call(function: Callable[..., Any], *given: Any) -> Any:
     """Compile and call a function. Compiled programs are kept on disk, because each message may start a new process."""
     given = jax.tree.map(jnp.asarray, given)
-    return compiled.compiled(function, given)(*given)
+    return programs.compiled(function, given)(*given)
 
 
 def _send(server: Server, cohorts: Participation, key: Key, hp: PyTree, round: Array, state: PyTree) -> Message:

@@ -12,7 +12,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.state import RunState, server_context
 
 
@@ -53,7 +53,7 @@ def bytes_per_client(
         )
         return upload.total, received
 
-    up, down = compiled.shapes(exchange, state, hp, federation)
+    up, down = programs.shapes(exchange, state, hp, federation)
     return trees.num_bytes(up), trees.num_bytes(down)
 
 

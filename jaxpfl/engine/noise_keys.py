@@ -27,7 +27,7 @@ from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, NoiseStream
 from jaxpfl.core.randomness import Purpose, stream, words_of
 from jaxpfl.core.types import Federation, Key, PyTree
-from jaxpfl.engine.compiled import named
+from jaxpfl.engine.programs import named
 from jaxpfl.engine.state import RunState
 from jaxpfl.models import Task
 from jaxpfl.support import processes

@@ -19,7 +19,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, Participation, full
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
-from jaxpfl.engine import compiled, exchange, in_flight, noise_keys
+from jaxpfl.engine import exchange, in_flight, noise_keys, programs
 from jaxpfl.engine.cohort import Group, bytes_of_part, gather, make_groups, split_federation
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, explain, resolve
@@ -141,7 +141,7 @@ class Simulation:
         self.algorithm, self.participation = algorithm, participation
         self.hp = jax.tree.map(number, hp)
 
-        shapes = compiled.shapes(task.init, jax.random.key(0))
+        shapes = programs.shapes(task.init, jax.random.key(0))
         self._model_bytes = self._share_bytes = trees.num_bytes(shapes)
         if self.plan.model_shards > 1:
             self._share_bytes = bytes_of_part(shapes, self.plan.model_shards)
@@ -598,7 +598,7 @@ class Simulation:
             # Only shapes are computed, so that too many runs are refused before they take memory.
             hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
             given = (keys, noise), hp, self._inputs
-            self._shapes = compiled.shapes(self._programs.function("start", self.placement.rows), *given)
+            self._shapes = programs.shapes(self._programs.function("start", self.placement.rows), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:

@@ -13,7 +13,7 @@ from jaxpfl import models
 from jaxpfl.core.settings import check_kind
 from jaxpfl.core.types import NO_LABEL, ClientData, Federation, Store
 from jaxpfl.data.labels import are_classes, digit_loss
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.spec import MODEL, RunSpec
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, rewriting
 from jaxpfl.models import metrics as task_metrics
@@ -125,8 +125,8 @@ def layers_of(task: Task) -> tuple[Layer, ...]:
         apply = model._replace(statistics=task.statistics._replace(observe=observe)).training
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
-    given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
-    return compiled.cached(compiled.key_of("layers", *given), lambda: rewriting.layers(*given))
+    given = apply, programs.shapes(task.init, jax.random.key(0)), x, key
+    return programs.cached(programs.key_of("layers", *given), lambda: rewriting.layers(*given))
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
@@ -230,7 +230,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
         return
     n = 2  # with one example, a model that returns [K, n] instead of [n, K] could be overlooked
     x = jax.ShapeDtypeStruct((n, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
-    output = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x)
+    output = programs.shapes(task.model.apply, programs.shapes(task.init, jax.random.key(0)), x)
     if not (hasattr(output, "dtype") and np.issubdtype(output.dtype, np.floating)):
         what = getattr(output, "dtype", type(output).__name__)
         raise JaxpflError(f"the model must return one array of real numbers for n examples, got a {what}")

@@ -44,7 +44,7 @@ def keep_programs() -> Path | None:
     """
     import jax
 
-    from jaxpfl.engine import compiled
+    from jaxpfl.engine import programs
     from jaxpfl.support import processes
 
     settings: Any = jax.config  # Any: JAX defines the attributes at run time, which type checkers cannot see
@@ -53,7 +53,7 @@ def keep_programs() -> Path | None:
         folder = _prepared(os.environ.get("XDG_CACHE_HOME", ""))
     if settings.jax_compilation_cache_dir not in (None, str(folder)):
         folder = None
-    compiled.keep_in(None if processes.several() else folder)  # a stored program runs on a single process's devices
+    programs.keep_in(None if processes.several() else folder)  # a stored program runs on a single process's devices
     return folder
 
 

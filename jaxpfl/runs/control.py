@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxpfl.core.types import Federation
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.compiled import LOADED, WAITED
 from jaxpfl.engine.evaluate import chosen
+from jaxpfl.engine.programs import LOADED, WAITED
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support import files, processes, signals
 from jaxpfl.support.errors import JaxpflError

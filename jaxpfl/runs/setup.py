@@ -25,7 +25,7 @@ from jaxpfl.core.trees import checksum, num_bytes
 from jaxpfl.core.types import ClientData, Federation, Names
 from jaxpfl.data import Split
 from jaxpfl.data.sources import csv_text
-from jaxpfl.engine import Simulation, compiled
+from jaxpfl.engine import Simulation, programs
 from jaxpfl.engine.build import Assembled, build, cohorts_of, graph_of, put_together, work_of
 from jaxpfl.engine.cohort import make_groups
 from jaxpfl.engine.evaluate import HEADLINES, Headline, constant_scores
@@ -116,7 +116,7 @@ class Experiment(NamedTuple):
     def tuning(self) -> str:
         """Value of ``plan.tuning`` after the automatic choice; ``auto`` if no choice is made, for example on a CPU."""
         plan, first = self.config.plan, next(iter(self.runs.values()))
-        model_bytes = num_bytes(compiled.shapes(self.task.init, jax.random.key(0)))
+        model_bytes = num_bytes(programs.shapes(self.task.init, jax.random.key(0)))
         found = tuning_of(plan, jax.default_backend(), model_bytes, first.client_steps)
         return plan.tuning if plan.tuning != "auto" or found is None else found[0]
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 from command import SMALL, timeless
 
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.runs import compile_cache
 
 CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
@@ -26,7 +26,7 @@ def unset(monkeypatch, tmp_path: Path):
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_enable_compilation_cache", True)
     yield tmp_path
-    compiled.keep_in(None)
+    programs.keep_in(None)
     for name, value in before.items():
         jax.config.update(name, value)
 
@@ -119,10 +119,10 @@ def test_a_folder_that_the_user_set_wins(unset, monkeypatch, value: str):
 def test_a_choice_after_the_first_fit_wins(unset, name: str, value: object):
     folder = compile_cache.keep_programs()
     assert folder is not None
-    assert folder == compiled._folder
+    assert folder == programs._folder
     jax.config.update(name, value)
     assert compile_cache.keep_programs() is None
-    assert compiled._folder is None
+    assert programs._folder is None
 
 
 def test_a_place_that_cannot_be_written_is_no_error(unset):

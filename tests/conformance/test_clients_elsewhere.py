@@ -6,7 +6,7 @@ import pytest
 from problem import ragged_federation, simulate, streamed
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.state import server_context
 from jaxpfl.engine.streamed.rounds import needs_all
 
@@ -39,7 +39,7 @@ def test_these_are_all_that_see_single_clients() -> None:
         def sent(hp, state):
             return server.broadcast(jax.random.key(0), hp, ctx, state).per_client
 
-        own = compiled.shapes(sent, hp, state.server)
+        own = programs.shapes(sent, hp, state.server)
         return bool(needs_all(simulation.algorithm, own))
 
     assert {name for name in METHODS if name != "pooled" and is_such(name)} == SEES_CLIENTS

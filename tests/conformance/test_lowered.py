@@ -10,7 +10,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec, unused
 
@@ -91,7 +91,7 @@ def test_one_gpu_draws_initial_states_by_calls_of_a_kernel(skewed, monkeypatch):
         texts.append(jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiled, "compiled", lower)
+    monkeypatch.setattr(programs, "compiled", lower)
     for platforms, called in ((["gpu"], True), (["gpu", "gpu"], False), (["cpu"], False)):
         simulation = simulate("fedavg", skewed)
         devices = tuple(SimpleNamespace(platform=platform) for platform in platforms)

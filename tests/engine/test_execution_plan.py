@@ -7,7 +7,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.engine import compiled, execution_plan
+from jaxpfl.engine import execution_plan, programs
 from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.execution_plan import explain, resolve
 from jaxpfl.engine.spec import RunSpec
@@ -110,8 +110,8 @@ def test_all_programs_have_the_tuning_and_keys_of_their_own(monkeypatch):
     federation = jaxpfl.federate(jaxpfl.load("digits"), clients=4, classes_per_client=3)
     given, digests = {"model": "linear", "local_steps": 1, "num_classes": 10, "rounds": 3}, {}
     asked: list[dict] = []
-    compile_with = compiled.compiled
-    monkeypatch.setattr(compiled, "compiled", lambda *args, **more: asked.append(more) or compile_with(*args, **more))
+    compile_with = programs.compiled
+    monkeypatch.setattr(programs, "compiled", lambda *args, **more: asked.append(more) or compile_with(*args, **more))
     monkeypatch.setattr(execution_plan, "tuning_of", lambda plan, backend, *work: TUNING_OF(plan, "gpu", *work))
     for tuning in ("auto", "full"):
         plan = ExecutionPlan(devices=1, clients="map", runs="map", tuning=tuning)

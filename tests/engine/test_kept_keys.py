@@ -20,8 +20,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpfl.algorithms import METHODS, LocalWork
-from jaxpfl.engine import compiled
-from jaxpfl.engine.compiled import key_of, named
+from jaxpfl.engine import programs
+from jaxpfl.engine.programs import key_of, named
 from jaxpfl.models import build_model, classification
 from jaxpfl.uploads.compression import resolve
 
@@ -166,15 +166,15 @@ CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_sec
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "_LIBRARIES", compiled._LIBRARIES | {__name__})  # a user's function has no name
+    monkeypatch.setattr(programs, "_LIBRARIES", programs._LIBRARIES | {__name__})  # a user's function has no name
     held = {name: jax.config.values[name] for name in CACHE}
     jax.config.update("jax_compilation_cache_dir", None)  # what JAX's cache gives is not written again
     compilation_cache.reset_cache()
-    compiled.clear()
-    compiled.keep_in(tmp_path)
+    programs.clear()
+    programs.keep_in(tmp_path)
     yield tmp_path
-    compiled.keep_in(None)
-    compiled.clear()
+    programs.keep_in(None)
+    programs.clear()
     for name, value in held.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
@@ -195,12 +195,12 @@ def work_of(call):
 
 
 def made(factor):
-    return compiled.compiled(lambda key, x: (key, {"y": factor * x}), (jax.random.key(0), jnp.arange(3.0)))
+    return programs.compiled(lambda key, x: (key, {"y": factor * x}), (jax.random.key(0), jnp.arange(3.0)))
 
 
 def test_a_program_is_loaded_without_a_trace(folder):
     first = made(2.0)
-    compiled.clear()  # as another process
+    programs.clear()  # as another process
     second, work = work_of(lambda: made(2.0))
     assert work == ["load_duration"]
     assert first is not second
@@ -213,7 +213,7 @@ def test_a_program_is_loaded_without_a_trace(folder):
 def test_a_program_of_a_function_of_the_users_is_traced_and_loaded(folder, monkeypatch):
     monkeypatch.undo()
     made(2.0)
-    compiled.clear()
+    programs.clear()
     _, work = work_of(lambda: made(2.0))
     assert "jaxpr_trace_duration" in work
     assert work[-1] == "load_duration"
@@ -225,12 +225,12 @@ def test_a_program_reads_its_arguments_and_returns_the_users_classes(folder, mon
     """Two that differ in a class only have the same text, as do two of which each ignores an argument."""
     monkeypatch.undo()
     for kind in (One, Other, One):
-        compiled.clear()
-        program = compiled.compiled(lambda x, kind=kind: kind(x + 1), (jnp.arange(3.0),))
+        programs.clear()
+        program = programs.compiled(lambda x, kind=kind: kind(x + 1), (jnp.arange(3.0),))
         assert type(program(jnp.arange(3.0))) is kind
     x = jnp.arange(3.0), jnp.ones(3)
     for nth in (0, 1):
-        np.testing.assert_array_equal(compiled.compiled(lambda *x, nth=nth: x[nth], x)(*x), x[nth])
+        np.testing.assert_array_equal(programs.compiled(lambda *x, nth=nth: x[nth], x)(*x), x[nth])
 
 
 def test_a_program_that_calls_the_user_is_not_written(folder, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_program_that_calls_the_user_is_not_written(folder, monkeypatch):
         jax.debug.callback(print, x)
         return x
 
-    compiled.compiled(call, (jnp.arange(3.0),))
+    programs.compiled(call, (jnp.arange(3.0),))
     assert not list(folder.iterdir())
 
 
@@ -249,11 +249,11 @@ def test_a_damaged_file_is_made_again(folder, content):
     made(2.0)
     (file,) = folder.iterdir()
     file.write_bytes(file.read_bytes()[:-100] if content is None else content)
-    compiled.clear()
+    programs.clear()
     program, work = work_of(lambda: made(2.0))
     assert "backend_compile_duration" in work
     np.testing.assert_array_equal(program(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
-    compiled.clear()
+    programs.clear()
     assert work_of(lambda: made(2.0))[1] == ["load_duration"]
 
 
@@ -269,7 +269,7 @@ def test_what_others_can_write_is_not_loaded(folder, tmp_path, theirs):
         os.chown(file, 12345, -1)
     else:
         (folder if "folder" in theirs else file).chmod(0o777)
-    compiled.clear()
+    programs.clear()
     assert "backend_compile_duration" in work_of(lambda: made(2.0))[1]
     assert not (tmp_path / "ran").exists()
 
@@ -292,7 +292,7 @@ class Payload(NamedTuple):
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(folder):
-    compiled.keep_in(folder / "gone")
+    programs.keep_in(folder / "gone")
     assert made(2.0) is made(2.0)
     assert not list(folder.iterdir())
 
@@ -306,6 +306,6 @@ def test_a_program_from_jaxs_own_cache_is_not_written(folder, tmp_path_factory):
     (file,) = folder.iterdir()
     file.unlink()
     for _ in range(2):
-        compiled.clear()
+        programs.clear()
         np.testing.assert_array_equal(made(2.0)(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
         assert not list(folder.iterdir())

@@ -19,7 +19,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.privacy import Mechanism
 
 _WORK = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"}
@@ -76,7 +76,7 @@ def test_traced_values_compile_and_trace_nothing(federation, first, second):
     with counted() as work:
         warm = run(federation, **second)
     assert work == []
-    compiled.clear()
+    programs.clear()
     jax.clear_caches()
     cold = run(federation, **second)
     for fit in (warm, cold):
@@ -140,44 +140,44 @@ def plus(n: int):
 
 
 def test_the_number_of_kept_programs_is_bounded(monkeypatch):
-    compiled.clear()
-    monkeypatch.setattr(compiled, "MOST", 3)
-    programs = [compiled.compiled(plus(n), (jnp.zeros(2),)) for n in range(5)]
-    assert len(compiled._kept) == 3
-    again = [compiled.compiled(plus(n), (jnp.zeros(2),)) for n in (4, 3, 2)]
-    assert again == programs[:1:-1]
+    programs.clear()
+    monkeypatch.setattr(programs, "MOST", 3)
+    made = [programs.compiled(plus(n), (jnp.zeros(2),)) for n in range(5)]
+    assert len(programs._kept) == 3
+    again = [programs.compiled(plus(n), (jnp.zeros(2),)) for n in (4, 3, 2)]
+    assert again == made[:1:-1]
 
 
 def test_programs_make_room_where_memory_mappings_run_out(monkeypatch):
-    compiled.clear()
-    asked = [compiled.compiled(plus(n), (jnp.zeros(2),)) for n in range(8)]
-    assert len(compiled._kept) == len(asked)
-    monkeypatch.setattr(compiled, "_mappings", lambda: (30_000, 65_530))
-    compiled.compiled(plus(8), (jnp.zeros(2),))
-    assert len(compiled._kept) == 9
-    monkeypatch.setattr(compiled, "_mappings", lambda: (40_000, 65_530))
-    compiled.compiled(plus(9), (jnp.zeros(2),))
-    assert len(compiled._kept) == 5  # of ten; the newest among them
-    assert compiled.compiled(plus(7), (jnp.zeros(2),)) is asked[7]
+    programs.clear()
+    asked = [programs.compiled(plus(n), (jnp.zeros(2),)) for n in range(8)]
+    assert len(programs._kept) == len(asked)
+    monkeypatch.setattr(programs, "_mappings", lambda: (30_000, 65_530))
+    programs.compiled(plus(8), (jnp.zeros(2),))
+    assert len(programs._kept) == 9
+    monkeypatch.setattr(programs, "_mappings", lambda: (40_000, 65_530))
+    programs.compiled(plus(9), (jnp.zeros(2),))
+    assert len(programs._kept) == 5  # of ten; the newest among them
+    assert programs.compiled(plus(7), (jnp.zeros(2),)) is asked[7]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells its mappings")
 def test_forgotten_programs_give_their_mappings_back():
-    compiled.clear()
+    programs.clear()
     gc.collect()
-    before, allowed = compiled._mappings()
+    before, allowed = programs._mappings()
     assert 0 < before < allowed < math.inf
     for n in range(8):
-        compiled.compiled(lambda x, n=n: jnp.sort(jnp.cumsum(x * n)), (jnp.zeros(50),))
-    held, _ = compiled._mappings()
+        programs.compiled(lambda x, n=n: jnp.sort(jnp.cumsum(x * n)), (jnp.zeros(50),))
+    held, _ = programs._mappings()
     assert held > before + 24
-    compiled.clear()
+    programs.clear()
     gc.collect()
-    assert compiled._mappings()[0] < before + (held - before) / 4
+    assert programs._mappings()[0] < before + (held - before) / 4
 
 
 def test_threads_that_ask_for_one_program_make_it_once():
-    compiled.clear()
+    programs.clear()
     made, together = [], threading.Barrier(4)
 
     def traced(x):
@@ -185,7 +185,7 @@ def test_threads_that_ask_for_one_program_make_it_once():
 
     def ask():
         together.wait()
-        made.append(compiled.compiled(traced, (jnp.zeros(3),)))
+        made.append(programs.compiled(traced, (jnp.zeros(3),)))
 
     with counted() as work:
         threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -198,7 +198,7 @@ def test_threads_that_ask_for_one_program_make_it_once():
 
 
 def test_a_failure_is_not_kept():
-    compiled.clear()
+    programs.clear()
     fails = [True]
 
     def function(x):
@@ -207,5 +207,5 @@ def test_a_failure_is_not_kept():
         return x
 
     with pytest.raises(ValueError, match="not yet"):
-        compiled.compiled(function, (jnp.zeros(2),))
-    assert not compiled._kept
+        programs.compiled(function, (jnp.zeros(2),))
+    assert not programs._kept

@@ -12,9 +12,9 @@ import pytest
 from finished_run import SETTINGS, run
 
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.engine import build, compiled, execution_plan
-from jaxpfl.engine.compiled import key_of
+from jaxpfl.engine import build, execution_plan, programs
 from jaxpfl.engine.execution_plan import tuning_of
+from jaxpfl.engine.programs import key_of
 from jaxpfl.runs import control, setup
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.control import CompileClock, Reporter
@@ -122,12 +122,12 @@ def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
         time.sleep(0.05)
         return 1
 
-    other = threading.Thread(target=compiled.cached, args=(key, make))
+    other = threading.Thread(target=programs.cached, args=(key, make))
     with CompileClock() as clock:
         other.start()
         began.wait()
-        assert compiled.cached(key, make) == 1
-        assert compiled.cached(key, make) == 1
+        assert programs.cached(key, make) == 1
+        assert programs.cached(key, make) == 1
     other.join()
     assert 0.03 < clock.seconds < 1
 

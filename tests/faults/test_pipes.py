@@ -99,7 +99,7 @@ def test_a_pipe_is_not_appended_to(tmp_path: Path, write: Callable[[Path], Any])
 
 OWN = {
     "support/distributed.py",  # /proc
-    "engine/compiled.py",  # /proc
+    "engine/programs.py",  # /proc
     "engine/streamed/disk.py",  # what it has just made
     "runs/compile_cache.py",  # /proc, and a folder of one's own
     "support/files.py",

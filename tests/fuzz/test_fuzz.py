@@ -151,7 +151,7 @@ def test_no_file_of_a_checkpoint_runs_as_code(tmp_path: Path) -> None:
 
 RUNS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "loadmat"}
 TRUSTED = {
-    "engine/compiled.py": {"pickle.loads"},  # the user's own cache of programs, which are code anyhow
+    "engine/programs.py": {"pickle.loads"},  # the user's own cache of programs, which are code anyhow
     "support/own_code.py": {"exec", "compile"},  # files that the user names as FILE.py:NAME
 }
 """Calls that could run data as code, by file, each for its reason; anything new must be named here."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled
+from jaxpfl.engine import programs
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.placement import check_states, program_bytes
 from jaxpfl.engine.programs import Name
@@ -90,7 +90,7 @@ class StreamedSimulation(Simulation):
             ctx = server_context(participation, jnp.int32(0))
             return algorithm.server.broadcast(jax.random.key(0), hp, ctx, server).per_client
 
-        why = refusal(algorithm, participation, compiled.shapes(sent, hp, state.server))
+        why = refusal(algorithm, participation, programs.shapes(sent, hp, state.server))
         if why:
             raise self._refused(f"it does not support the method, as {why}")
 
