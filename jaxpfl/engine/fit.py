@@ -33,7 +33,7 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts
 from jaxpfl.models import Task
-from jaxpfl.models.modules import Given
+from jaxpfl.models.base import Given
 from jaxpfl.privacy import (
     Accountant,
     PrivacyConfig,

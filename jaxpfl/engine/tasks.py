@@ -20,12 +20,12 @@ from jaxpfl.models import metrics as task_metrics
 from jaxpfl.models.base import (
     CLASSIFICATION,
     NEXT_TOKEN,
+    Given,
     in_bfloat16,
     regression_task,
     smoothed_cross_entropy,
     start_from,
 )
-from jaxpfl.models.modules import Given
 from jaxpfl.models.rewriting import Layer
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.models.base import Model, as_model, leaves_by_path
-from jaxpfl.models.modules import nested
+from jaxpfl.models.base import Model, as_model, leaves_by_path, nested
 from jaxpfl.support.errors import JaxpflError, listed
 
 

@@ -13,7 +13,7 @@ import scipy.io
 
 from jaxpfl import JaxpflError
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
-from jaxpfl.core.settings import literal, typed
+from jaxpfl.core.settings import literal, parse_value
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
@@ -160,7 +160,7 @@ def test_texts_in_messages_stay_one_short_line() -> None:
     nested = "(" * 5000
     assert literal(nested) == nested
     for call in (
-        lambda: typed("x", "9\n" * 500, int),
+        lambda: parse_value("x", "9\n" * 500, int),
         lambda: parse("l\nr=1,2"),
         lambda: parse("lr=log:1:" + "9" * 5000),
         lambda: parse_prior(f"beta:{'9' * 5000},x"),
