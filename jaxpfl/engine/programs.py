@@ -581,7 +581,7 @@ def key_of(*values: Any) -> Key:
         jax.default_backend(),
         jax.devices(),
         repr(jax.sharding.get_abstract_mesh()),
-        noise.recording(),
+        noise.ledger is not None,
     )
     reading = _Reading()
     text = reading.text((*values, *environment))

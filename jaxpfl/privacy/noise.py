@@ -127,7 +127,9 @@ class Draw(NamedTuple):
     stddev: float
 
 
-_ledger: list[Draw] | None = None
+ledger: list[Draw] | None = None
+"""Draws that `record` has recorded, or None. A program that is traced while there is a list records its draws."""
+
 _one_ledger = threading.Lock()
 
 
@@ -148,22 +150,17 @@ def record() -> Iterator[list[Draw]]:
             jaxpfl.fit("fedavg", federation, rounds=3, privacy=mechanism)
         assert len({draw.key for draw in draws}) == len(draws) == 3
     """
-    global _ledger
+    global ledger
     if not _one_ledger.acquire(blocking=False):
         raise RuntimeError("privacy.record() is already active: leave its block before you enter another")
     try:
-        _ledger = []
+        ledger = []
         with set_xla_metadata(records_draws=1):  # part of JAX's cache key, so functions are traced anew
-            yield _ledger
+            yield ledger
         jax.effects_barrier()
     finally:
-        _ledger = None
+        ledger = None
         _one_ledger.release()
-
-
-def recording() -> bool:
-    """True while draws are recorded; a program traced at that time includes the recording."""
-    return _ledger is not None
 
 
 def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
@@ -175,12 +172,12 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
       entries: number of entries.
       stddev: standard deviation, []; NaN for a random choice, as in randomized response.
     """
-    if not recording():
+    if ledger is None:
         return
 
     def append(data: np.ndarray, stddev: np.ndarray) -> None:
-        if _ledger is not None:  # read at run time: the program may run in a later block than it was traced in
-            _ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
+        if ledger is not None:  # read at run time: the program may run in a later block than it was traced in
+            ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
 
     jax.debug.callback(append, jax.random.key_data(key), jnp.asarray(stddev))
 
