@@ -204,7 +204,7 @@ def _client(
             gradient, (loss, penalty) = jax.grad(objective, has_aux=True)(theta.params)
             theta = theta.step(optimizer, gradient)
             if proximal is not None:
-                theta = theta._replace(params=proximal(rate * weight, gamma, theta.params))
+                theta = theta.replace_params(proximal(rate * weight, gamma, theta.params))
             if descend is not None:
                 gamma = descend(rates, gamma, theta.params, on)
             return (theta, gamma), {"train_loss": loss, "penalty": penalty}

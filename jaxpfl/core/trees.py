@@ -52,7 +52,7 @@ class Packed:
     shapes: tuple[tuple[tuple[int, ...], Any], ...] | None
 
     def unpack(self) -> PyTree:
-        """The original tree."""
+        """The original tree. If the vectors are rows of a stack, so are the leaves."""
         if self.shapes is None:
             return jax.tree.unflatten(self.structure, self.vectors)
         by_dtype = dict(zip(dict.fromkeys(dtype for _, dtype in self.shapes), self.vectors, strict=True))
@@ -61,7 +61,8 @@ class Packed:
         for shape, dtype in self.shapes:
             start = used[dtype]
             used[dtype] += math.prod(shape)
-            leaves.append(by_dtype[dtype][start : used[dtype]].reshape(shape))
+            vector = by_dtype[dtype][..., start : used[dtype]]
+            leaves.append(vector.reshape(*vector.shape[:-1], *shape))
         return jax.tree.unflatten(self.structure, leaves)
 
 

@@ -42,7 +42,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import serialize_executable
 
-from jaxpfl.algorithms.parts import linear_kernel, local_work
+from jaxpfl.algorithms.parts import linear_kernel, optimizers
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Server, any_data, round_robin
@@ -266,7 +266,7 @@ def traced_as(
             if linear is not None:
                 stack.enter_context(linear_kernel.form(linear))
             if one_vector:
-                stack.enter_context(local_work.one_vector(True))
+                stack.enter_context(optimizers.one_vector(True))
             if apart:
                 stack.enter_context(trees.leaves_apart(True))
             return function(*given)

@@ -10,7 +10,8 @@ import pytest
 
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.algorithms import Descent
-from jaxpfl.algorithms.parts.optimizers import OPTIMIZERS, normalizes, resolve
+from jaxpfl.algorithms.parts.optimizers import OPTIMIZERS, normalizes, one_vector, resolve
+from jaxpfl.core.trees import Packed
 
 
 def down(optimizer, rate):
@@ -107,6 +108,19 @@ def test_weight_decay_is_added_to_the_gradient():
     adamw = LocalWork(np.array([3]), 1, 1, optimizer="adamw:weight_decay=0.5").descent(0.1, 0.0)
     at = Descent.start(adamw, params).step(adamw, jnp.zeros(2))
     np.testing.assert_allclose(at.params, params - 0.1 * 0.5 * params, rtol=1e-6)
+
+
+def test_one_vector_takes_the_same_step_in_plain_sgd_alone():
+    """With a gradient of a wider type than the parameters, as noise makes it. Fromage needs each array's norm."""
+    params = {"w": jnp.ones((2, 3), jnp.bfloat16), "b": jnp.array([1.0, -2.0])}
+    gradient = {"w": jnp.full((2, 3), 0.5), "b": jnp.array([3.0, 1.0])}
+    for name in ("sgd", "fromage"):
+        optimizer = LocalWork(np.array([3]), 1, 1, optimizer=name).descent(0.1, 0.5)
+        want = Descent.start(optimizer, params).step(optimizer, gradient).params
+        with one_vector(True):
+            start = Descent.start(optimizer, params)
+            assert isinstance(start.stored, Packed) == (name == "sgd")
+            jax.tree.map(np.testing.assert_array_equal, start.step(optimizer, gradient).params, want)
 
 
 def test_plain_sgd_remembers_nothing():

@@ -9,7 +9,7 @@ from problem import ORDER, assert_close, outcome, padded, reference, reordered, 
 from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, stack_clients
-from jaxpfl.algorithms.parts import local_work
+from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.data.passes import size_classes
 from jaxpfl.runs.checkpoint import Checkpoints
 
@@ -38,7 +38,7 @@ def test_everything_that_must_not_matter_at_once(method, federation):
     given = spoiled(padded(federation).rows(ORDER))
     other = simulate(method, given, plan=plan, dtype=np.float64)
     want = reordered(simulate(method, federation, dtype=np.float64), reference(method.name))
-    with local_work.one_vector(True):
+    with optimizers.one_vector(True):
         assert_close(outcome(other, 3, (1, 2)), want, 1e-9)
 
 

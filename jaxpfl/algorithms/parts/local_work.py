@@ -14,7 +14,7 @@ import optax
 from jaxpfl.algorithms.parts import linear_kernel, optimizers
 from jaxpfl.algorithms.parts.augmentation import Augmentation
 from jaxpfl.algorithms.parts.hyper import SgdHyper
-from jaxpfl.algorithms.parts.optimizers import Descent, Optimizer, resolve
+from jaxpfl.algorithms.parts.optimizers import Descent, Optimizer, PlainSgd, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import ClientContext, Gradients, LocalEpochs
@@ -180,6 +180,8 @@ class LocalWork:
         With ``clip``, the gradient is first multiplied by ``min(1, clip / |gradient|)``.
         """
         steps = optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate)
+        if self.is_plain_sgd:
+            return PlainSgd(*optax.chain(*steps))
         return optax.chain(*steps) if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), *steps)
 
 
@@ -200,10 +202,6 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
         idle=lambda limit: each * steps_within(steps, limit),
     )
 
-
-one_vector = jax.make_user_context(False)
-"""Context in which plain SGD is traced so that it stores a model's parameters as one vector between steps. A step then
-updates them by one operation instead of one for each leaf."""
 
 Step = Callable[..., tuple[PyTree, Metrics]]
 """One local step, ``(key, carry, batch) -> (carry, metrics)``; a step on several batches takes each as an argument."""
@@ -337,8 +335,9 @@ def run_steps(
 
         # The carry contains the next batch. If the step gathered its own batch, XLA would fuse the gather into the
         # operations that use the batch. A convolution, which reads each pixel many times, would then gather each pixel
-        # many times (5 % of a step's time). A batch of all examples is gathered only once.
-        first = None if plan.full else batches_of(0)
+        # many times (5 % of a step's time). A batch of all examples is gathered only once. Small runs on a GPU wait for
+        # launches, and a fused gather is one launch less.
+        first = None if plan.full or optimizers.one_vector.value else batches_of(0)
         end, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
         return end, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
 
@@ -396,22 +395,20 @@ def train(
     statistics, plain = task.statistics, loss_gradient(task)
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
-        params = trees.unpack(at.params)
         if statistics is None:
-            moved, (value, gradient) = None, plain(params, key, batch)
+            moved, (value, gradient) = None, plain(at.params, key, batch)
         else:
-            (value, moved), gradient = observed_gradient(task, statistics)(params, key, batch)
+            (value, moved), gradient = observed_gradient(task, statistics)(at.params, key, batch)
         if uploaded:
             gradient = work.released(key, gradient)
-        if isinstance(at.params, trees.Packed):
-            gradient = trees.pack(gradient)
         if anchor is not None:
-            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
+            pulled = at.stored_form(gradient), at.stored, start.stored_form(anchor)
+            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), *pulled)
         if statistics is None:
             return at.step(optimizer, gradient), {"train_loss": value}
         # Running statistics have a zero gradient, so that they do not contribute to the gradient's norm.
-        new = at.step(optimizer, statistics.put(gradient, jax.tree.map(jnp.zeros_like, moved)))
-        return new._replace(params=statistics.put(new.params, moved)), {"train_loss": value}
+        new = at.step(optimizer, statistics.put(trees.unpack(gradient), jax.tree.map(jnp.zeros_like, moved)))
+        return new.replace_params(statistics.put(new.params, moved)), {"train_loss": value}
 
     return run_steps(work, key, ctx, data, step, start, metrics=("train_loss",), steps=steps)
 
@@ -441,12 +438,10 @@ def sgd(
     if fused is not None:
         return fused
     optimizer = work.descent(rate, weight_decay)
-    if one_vector.value and work.is_plain_sgd and task.statistics is None:
-        params, anchor = trees.pack(params), None if anchor is None else trees.pack(anchor)
     start = Descent.start(optimizer, params)
     more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
     end, metrics = train(work, task, key, ctx, data, optimizer, start, **more)
-    return trees.unpack(end.params), metrics
+    return end.params, metrics
 
 
 def fine_tuning(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:

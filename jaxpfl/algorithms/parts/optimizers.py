@@ -198,16 +198,46 @@ def _value(what: str, text: str, switch: bool, *, below_one: bool) -> bool | int
     raise JaxpflError(f"{what} must be a number >= 0 and {'< 1' if below_one else 'finite'}, got {shown(text)}")
 
 
-class Descent(NamedTuple):
-    """State of gradient descent: the parameters and the optimizer state, which is empty for plain SGD."""
+one_vector = jax.make_user_context(False)
+"""Context in which plain SGD is traced for small runs on a GPU, which wait for launches of kernels. `Descent` then
+stores a model's parameters as one vector. A step updates them by one operation instead of one for each leaf."""
 
-    params: PyTree
+
+class PlainSgd(optax.GradientTransformationExtraArgs):
+    """SGD without momentum or clipping: each parameter changes independently."""
+
+
+class Descent(NamedTuple):
+    """State of gradient descent.
+
+    Attributes:
+      stored: the parameters, as a tree or as one vector (`one_vector`).
+      memory: the optimizer state, which is empty for plain SGD.
+    """
+
+    stored: PyTree
     memory: PyTree
 
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
         """Return the state before the first step: ``params`` and a new optimizer state."""
-        return cls(params, optimizer.init(params))
+        stored = trees.pack(params) if one_vector.value and isinstance(optimizer, PlainSgd) else params
+        return cls(stored, optimizer.init(stored))
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters, as a tree."""
+        return trees.unpack(self.stored)
+
+    def replace_params(self, params: PyTree) -> Descent:
+        """Return the same state with other parameters."""
+        return self._replace(stored=self.stored_form(params))
+
+    def stored_form(self, tree: PyTree) -> PyTree:
+        """Return a tree with the structure of the parameters, such as a gradient, in the form of ``stored``."""
+        if not isinstance(self.stored, trees.Packed) or isinstance(tree, trees.Packed):
+            return tree
+        return trees.pack(optax.tree.cast_like(tree, self.params))  # noise widens the types of a gradient
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
         """Return the state after one step.
@@ -215,8 +245,8 @@ class Descent(NamedTuple):
         For plain SGD made by `LocalWork.descent`, the new parameters are ``params - rate (gradient + weight_decay
         params)``.
         """
-        updates, memory = optimizer.update(gradient, self.memory, self.params)
-        return Descent(optax.apply_updates(self.params, updates), memory)
+        updates, memory = optimizer.update(self.stored_form(gradient), self.memory, self.stored)
+        return Descent(optax.apply_updates(self.stored, updates), memory)
 
 
 class Kept(NamedTuple):
