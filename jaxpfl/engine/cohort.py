@@ -469,9 +469,9 @@ def _run_even(
     present = turn < num_clients
     place = jax.lax.axis_index(AXIS) + devices * jnp.arange(share)
     slots = _Slots(present, jnp.where(present, jnp.arange(share), share), turn, jnp.where(present, place, capacity))
-    outcome = _run_here(one, slots, jax.vmap(trees.Packed.unpack)(mine), data, kept=capacity, block=block)
+    outcome = _run_here(one, slots, mine.unpack(), data, kept=capacity, block=block)
     done = jax.tree.map(lambda v: jax.lax.all_gather(v, AXIS, axis=0, tiled=True), jax.vmap(trees.pack)(outcome.state))
-    new = jax.tree.map(lambda a, v: a.at[local].set(v, mode="drop"), states, jax.vmap(trees.Packed.unpack)(done))
+    new = jax.tree.map(lambda a, v: a.at[local].set(v, mode="drop"), states, done.unpack())
     return Outcome(new, outcome.summed, outcome.kept)
 
 
@@ -490,9 +490,12 @@ def _run_here(
       everyone: whether slot i has row i of states and data (static).
     """
     capacity = slots.present.shape[0]
-    if block >= capacity and everyone:
-        outcome = jax.vmap(one)(slots.present, states, data)
-        if kept != capacity:  # other devices run the other slots
+    if block >= capacity and (everyone or block > 1):
+        old, inputs = (states, data) if everyone else _rows_of(slots, states, data)
+        outcome = jax.vmap(one)(slots.present, old, inputs)
+        if not everyone:
+            outcome = outcome._replace(state=trees.put_rows(states, slots.state, outcome.state))
+        if kept != capacity or not everyone:  # other devices run the other slots
             nothing = jax.tree.map(lambda a: jnp.zeros((kept, *a.shape[1:]), a.dtype), outcome.kept)
             outcome = outcome._replace(kept=trees.put_rows(nothing, slots.place, outcome.kept))
         return outcome._replace(summed=_sum(outcome.summed))
@@ -537,9 +540,12 @@ def _run_here(
 
 
 def _together(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
-    old, inputs = trees.take_rows(states, slots.state), trees.take_rows(data, slots.data)
-    new, summed, values = jax.vmap(one)(slots.present, old, inputs)
+    new, summed, values = jax.vmap(one)(slots.present, *_rows_of(slots, states, data))
     return Outcome(new, _sum(summed), values)
+
+
+def _rows_of(slots: _Slots, states: PyTree, data: PyTree) -> tuple[PyTree, PyTree]:
+    return trees.take_rows(states, slots.state), trees.take_rows(data, slots.data)
 
 
 def _one_by_one(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:

@@ -403,7 +403,7 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
     """Concatenate the uploads from the slots of all groups, and the rows of the clients in these slots."""
     kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
     packed, arrived = kept
-    upload: Upload = jax.vmap(trees.Packed.unpack)(packed)
+    upload: Upload = packed.unpack()
     return Stacked(upload.total, upload.weight, arrived, jnp.where(arrived, rows, num_clients))
 
 
