@@ -3,13 +3,13 @@
     python -m benchmarks kernels
 
 XLA compiles the programs of ``fit`` for an H200 that is only described. This needs JAX's CUDA plugin, but no GPU. The
-problem is the papers' CNN on random images of MNIST's shape. The plan is chosen for one GPU, as in a run there, with
-one exception: XLA does not tune the matrix products, because it would have to time them on the device.
+problem is the papers' CNN on enlarged digits. The plan is chosen for a short run on one GPU, with one exception: XLA
+does not tune the matrix products, because it would have to time them on the device.
 
 Each operation of a compiled program counts as one launch, unless it needs no kernel. The body of a loop counts as often
-as it runs; loops over rounds and blocks of clients, whose length is an argument, count once. Of the branches of a
-condition, the largest counts. Some operations launch several kernels, and XLA may put launches into one CUDA graph: the
-counts compare programs, but do not predict times.
+as it runs; the loop over rounds, whose length is an argument, counts once. Of the branches of a condition, the largest
+counts. Some operations launch several kernels, and XLA may put launches into one CUDA graph: the counts compare
+programs, but do not predict times.
 
 ``start`` makes the initial states, ``advance`` runs rounds (what comes before and after the loop over rounds does not
 count), and ``scores`` scores all clients. Two programs are also compiled in an older form: ``start`` with random draws
@@ -32,10 +32,11 @@ if not __package__:
     __package__ = _script.package
 
 from .harness import Job, JobError, once
+from .problems import Problem, simulate
 from .record import command, parser, table, write
 
 METHODS = ("fedavg", "fedprox", "ditto", "adaped")
-SETTINGS = {"clients": 50, "cohort": 5, "steps": 10, "batch": 20, "train": 1200, "test": 200}
+SETTINGS = {"clients": 50, "cohort": 5, "steps": 10, "batch": 20, "source": "digits"}
 UNTUNED = {"xla_gpu_autotune_level": 0}
 H200 = """
 gpu_device_info {
@@ -102,10 +103,11 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
+    from jaxpfl import ExecutionPlan
     from jaxpfl.engine.programs import Programs, _draws_as_calls
     from jaxpfl.engine.state import rows_of
 
-    simulation = _simulation(settings)
+    simulation = simulate(Problem(**settings), plan=ExecutionPlan(devices=1, tuning="quick"))
     programs, given = simulation._on("cuda", 1)
     scoring = simulation._resolve(simulation.plan, settings["clients"], "cuda")
     setting, execution = programs._of._replace(scoring=scoring), programs.execution
@@ -129,33 +131,6 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
             text, seconds = _compiled(function, arguments, options)
         results[case] = {"launches": launches(text, in_loops=name == "advance"), "seconds": seconds}
     return results
-
-
-def _simulation(settings: dict[str, Any]) -> Any:
-    """Simulation of a ``fit`` on one device, with random images of MNIST's shape."""
-    import numpy as np
-
-    from jaxpfl import METHODS, ExecutionPlan, stack_clients
-    from jaxpfl.engine.build import simulation_of
-    from jaxpfl.engine.spec import RunSpec
-
-    rng = np.random.default_rng(0)
-
-    def drawn(examples: int) -> list[tuple[Any, Any]]:
-        shape = (settings["clients"], examples)
-        images = rng.standard_normal((*shape, 28, 28, 1), np.float32)
-        return list(zip(images, rng.integers(10, size=shape), strict=True))
-
-    spec = RunSpec(
-        method=METHODS[settings["method"]],
-        model="cnn",
-        rounds=100,
-        cohort=settings["cohort"],
-        local_steps=settings["steps"],
-        batch_size=settings["batch"],
-        plan=ExecutionPlan(devices=1),
-    )
-    return simulation_of(spec, stack_clients(drawn(settings["train"]), test=drawn(settings["test"])))
 
 
 def _compiled(function: Any, arguments: Any, options: dict[str, Any]) -> tuple[str, float]:
