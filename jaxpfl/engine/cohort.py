@@ -493,7 +493,7 @@ def _run_here(
     if block >= capacity and (everyone or block > 1):
         old, inputs = (states, data) if everyone else _rows_of(slots, states, data)
         outcome = jax.vmap(one)(slots.present, old, inputs)
-        if not everyone:
+        if not everyone and jax.tree.leaves(outcome.state):  # otherwise the states are only read
             outcome = outcome._replace(state=trees.put_rows(states, slots.state, outcome.state))
         if kept != capacity or not everyone:  # other devices run the other slots
             nothing = jax.tree.map(lambda a: jnp.zeros((kept, *a.shape[1:]), a.dtype), outcome.kept)
