@@ -28,6 +28,7 @@ import pytest
 
 # Read by commands in processes of their own; what this process compiles is decided for each file below.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # they keep small programs too
 
 from jaxpfl import use_cpu_cores
 from jaxpfl.engine import execution_plan, programs

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import Forked
 
 from jaxpfl.cli import main
 
@@ -39,7 +40,7 @@ def quicken(code: str) -> str:
 def run_block(kind: str, code: str, folder: Path) -> None:
     """Run a block of a page in this process, which compiles a program once for all blocks.
 
-    A block of TOML is a file that its first line names, as a block of Python may be; loops run in a shell.
+    A block of TOML is a file that its first line names, as a block of Python may be; a loop's commands run at once.
     """
     first = code.partition("\n")[0].removeprefix("# ")
     if kind == "toml":
@@ -49,11 +50,24 @@ def run_block(kind: str, code: str, folder: Path) -> None:
         file.write_text(code)
         runpy.run_path(str(file), run_name="__main__")
     else:
-        for command in [code] if code.startswith("for ") else code.splitlines():
+        if code.startswith("for "):
+            return run_at_once(code)
+        for command in code.splitlines():
             if command.startswith("jaxpfl "):
                 main(shlex.split(command)[1:])
             else:
                 subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True)
+
+
+def run_at_once(code: str) -> None:
+    """Run each command of jaxpfl that a shell would, in a process of its own."""
+    listed = f"""jaxpfl() {{ printf '%s\\n' "${{*@Q}}"; }}\n{code}"""
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", listed], check=True, capture_output=True, text=True)
+    running = [Forked(*shlex.split(line)) for line in done.stdout.splitlines()]
+    assert running
+    for process in running:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
 
 
 @pytest.mark.parametrize("name", TASK_PAGES)

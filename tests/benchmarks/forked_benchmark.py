@@ -6,6 +6,7 @@ Programs run on one device and train clients in turn, so that they compile quick
 argument names.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -89,6 +90,7 @@ harness.SHORTEST = 0.01
 harness._start = lambda job, stdin: Worker(job) if job.python == sys.executable else started(job, stdin)
 
 if __name__ == "__main__":
+    gc.freeze()
     for line in sys.stdin:
         arguments, *files = json.loads(line)
         out, err = (os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666) for file in files)

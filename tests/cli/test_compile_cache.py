@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
 from command import SMALL, timeless
+from forks import Forked
 
 from jaxpfl.engine import programs
 from jaxpfl.runs import compile_cache
@@ -33,11 +32,10 @@ def unset(monkeypatch, tmp_path: Path):
 
 def run(cache: Path, output: Path) -> tuple[dict, str]:
     """A run in a process of its own: its summary, and what it wrote on standard error."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_") or "OPTIMIZATIONS" in k}
-    environment |= {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL, "--json", "--output", output]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout), done.stderr
+    process = Forked("run", "adaped", *SMALL, "--json", "--output", output, XDG_CACHE_HOME=str(cache))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out), err
 
 
 @pytest.mark.slow
@@ -78,10 +76,8 @@ print(sum(event == "/jaxpfl/programs/load_duration" for event, _ in heard))
 @pytest.mark.slow
 def test_a_second_process_compiles_no_program_of_fit(tmp_path: Path):
     """Not even those of a model of the user's own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", FIT]
-    done = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [(process.stdout.split(), process.stderr) for process in done] == [(["3", "0"], ""), (["0", "3"], "")]
+    said = [Forked(code=FIT, XDG_CACHE_HOME=str(tmp_path)).communicate() for _ in range(2)]
+    assert [(out.split(), err) for out, err in said] == [(["3", "0"], ""), (["0", "3"], "")]
 
 
 def test_enabled_in_the_users_cache_folder(unset):

@@ -3,8 +3,6 @@
 import errno
 import hashlib
 import io
-import subprocess
-import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import jaxpfl
+from forks import Forked, script
 
 from jaxpfl.data.sources import download
 
@@ -47,10 +46,14 @@ def test_a_new_project_is_whole_or_nothing(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_new_project_pass_and_its_data_are_a_federation(capsys, tmp_path):
+def test_the_tests_of_a_new_project_pass_and_its_data_are_a_federation(capsys, monkeypatch, tmp_path):
     assert jaxpfl(capsys, "new", tmp_path).status == 0
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, check=True)
-    subprocess.run([sys.executable, "data.py"], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    tests = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
+    for code in (tests, script(tmp_path / "data.py")):
+        process = Forked(code=code)
+        out, err = process.communicate()
+        assert process.returncode == 0, out + err
     described = jaxpfl(capsys, "data", "describe", "--data", f"federation:{tmp_path / 'clients'}", "--json")
     assert described.json["clients"] == 5
 

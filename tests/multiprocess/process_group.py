@@ -13,7 +13,13 @@ from typing import Any
 
 from forks import COMMAND, Forked, script
 
-WORKER = script(Path(__file__).parent / "worker.py")
+HERE = str(Path(__file__).parent)
+WORKER = script(Path(HERE) / "worker.py")
+PROGRAMS = tempfile.TemporaryDirectory()
+TOGETHER = (
+    f"import sys; sys.path.insert(0, {HERE!r}); import worker; worker.share_programs({PROGRAMS.name!r}); {COMMAND}"
+)
+"""A command whose process 0 compiles for all; later groups have its programs."""
 
 _PORTS = itertools.cycle(range(12_000 + 16 * (os.getpid() % 1000), 12_000 + 16 * (os.getpid() % 1000) + 16))
 """Ports of this process of tests: below those that systems hand out themselves, so that nothing takes one between its

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forks import Forked
-from process_group import ended, free_address, said, started
+from forks import COMMAND, Forked
+from process_group import TOGETHER, ended, free_address, said, started
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +28,9 @@ def commands(*arguments: str, processes: int, each: Sequence[Sequence[str]] = ()
 
 
 def run(folder: Path, *arguments: str, processes: int, each: Sequence[Sequence[str]] = ()) -> list[int]:
-    """Exit statuses of a distributed command; one process runs without the flags."""
+    """Exit statuses of a distributed command, whose process 0 compiles for all; one process runs without the flags."""
     given = commands(*arguments, processes=processes, each=each) if processes > 1 else [list(arguments)]
-    with started(given, folder) as running:
+    with started(given, folder, code=TOGETHER if processes > 1 else COMMAND) as running:
         return ended(running, 240)
 
 
@@ -82,7 +82,7 @@ def test_stopped_and_killed_runs_go_on(tmp_path, which, number):
     """One process is told to stop, or killed: the others end within seconds, in one line, and the run goes on."""
     folder = tmp_path / "run"
     arguments = ("run", "fedavg", *SMALL, "--output", str(folder), "--checkpoint-every", "5", "--rounds", "300")
-    with started(commands(*arguments, processes=2), tmp_path) as running:
+    with started(commands(*arguments, processes=2), tmp_path, code=TOGETHER) as running:
         until_rounds(folder, 12)
         running[which].send_signal(number)
         statuses = ended(running, 60)  # seconds, where nothing else runs

@@ -3,6 +3,7 @@
 Each answer is pytest's exit status. What tests import besides the package is imported once, before each process forks.
 """
 
+import gc
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ import optax  # noqa: F401
 import pytest
 import scipy.stats  # noqa: F401
 
+gc.freeze()
 for line in sys.stdin:
     log, folder, tests = json.loads(line)
     child = os.fork()
