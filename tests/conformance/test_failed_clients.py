@@ -42,8 +42,8 @@ def spoiled(tree: Any, bad: Any) -> Any:
 
 @functools.cache
 def of(part: str, *, says: bool = False) -> dict[str, Any]:
-    federation = ragged_federation()
-    return outcome(simulate(METHODS["adaped"], federation, cohort=None, wrap=lambda one: failing(one, part, says)), 1)
+    wrap = functools.partial(failing, part=part, says=says)
+    return outcome(simulate(METHODS["adaped"], ragged_federation(), cohort=None, wrap=wrap), 1, scored=False)
 
 
 def server(result: dict[str, Any]) -> list[np.ndarray]:

@@ -39,11 +39,11 @@ def is_served(simulation) -> bool:
 @pytest.mark.usefixtures("x64")
 def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     """At the server the factory takes the general way, with its memory, and arrives where averaging does."""
-    want = outcome(simulate(method, federation, dtype=np.float64), 3)
+    want = outcome(simulate(method, federation, dtype=np.float64), 3, scored=False)
     chosen = choose(method, optimizer=optax.sgd, server_optimizer=optax.sgd)
     simulation = simulate(chosen, federation, dtype=np.float64)
     assert is_served(simulation) == learns(method)
-    got = outcome(simulation, 3)
+    got = outcome(simulation, 3, scored=False)
     if learns(method):
         got["state"] = got["state"]._replace(server=got["state"].server.state)
     assert_close(got, want, 1e-9)
@@ -68,8 +68,8 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
 def test_the_server_rate_is_traced(federation):
     """One program for a sweep of rates; each run is that of its own rate (the second is run alone, too)."""
     chosen = choose(METHODS["fedavg"], server_optimizer="fedavgm")
-    both = outcome(simulate(chosen, federation, server_lr=np.array([0.5, 2.0])), 2, (1, 1))
-    alone = outcome(simulate(chosen, federation, server_lr=2.0), 2, (1,))
+    both = outcome(simulate(chosen, federation, server_lr=np.array([0.5, 2.0])), 2, (1, 1), scored=False)
+    alone = outcome(simulate(chosen, federation, server_lr=2.0), 2, (1,), scored=False)
     first, second = (jax.tree.map(lambda a, i=i: a[i : i + 1], both["state"].server) for i in range(2))
     assert_close(alone["state"].server, second, 1e-4)
     assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)) > 1e-3

@@ -28,9 +28,8 @@ def test_one_large_client_costs_its_own_examples(ragged, name, batch_size):
     assert own <= held["data"] <= 1.1 * own
     devices = fit.simulation.placement.devices
     working = {name: program_bytes(program, devices) for (name, _), program in fit.simulation._programs.made.items()}
-    assert (
-        max(working["advance"], working["scores"]) < (6 if name == "fedem" else 2) * 2**20
-    )  # its responsibilities are padded in a block
+    most = (6 if name == "fedem" else 2) * 2**20  # its responsibilities are padded in a block
+    assert max(working["advance"], working["scores"]) < most
     assert np.isfinite(fit.personalized_accuracy).all()
 
 
