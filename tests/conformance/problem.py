@@ -140,8 +140,8 @@ def spoiled(federation: Federation) -> Federation:
 
 def padded(federation: Federation) -> Federation:
     """The same clients with larger capacities."""
-    splits = zip(federation.all_splits, (19, 5, 9), strict=True)
-    return Federation(federation.client_ids, *(split.bounded(capacity) for split, capacity in splits))
+    splits = zip(federation.all_splits, (7, 3, 3), strict=True)
+    return Federation(federation.client_ids, *(split.bounded(split.capacity + more) for split, more in splits))
 
 
 def graph_of(federation: Federation) -> graphs.Graph:

@@ -37,7 +37,7 @@ def clients():
     [("toy medians", "vmap", 4), ("toy clusters", "vmap", None)],
 )
 def test_two_devices_give_the_numbers_of_one(clients, method, blocks, cohort):
-    """Side by side; in blocks of three `test_same_numbers` has every method."""
+    """Side by side; in blocks `test_same_numbers` and the oracles have the other methods."""
     assert_same_on_two_devices(clients, method, blocks, cohort)
 
 

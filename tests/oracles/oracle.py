@@ -6,9 +6,11 @@ one smaller than a batch, the rate decays inside the run, and weight decay is on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,7 @@ import pytest
 from numpy_reference import Batch, Hyper, Params, Round, World, cross_entropy, forward
 
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Model, Simulation, Task, classification
+from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.core.participation import RELIABLE, Availability, Participation, full, uniform
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import ClientData, Examples
@@ -25,6 +28,10 @@ from jaxpfl.data import draw_batches, plan_batches
 from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.privacy import Mechanism, privatize
 from jaxpfl.uploads.compression import compressed, resolve
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+
+import problem as conformance
 
 FEATURES, HIDDEN, CLASSES, STEPS, ROUNDS, SEED = 4, 5, 3, 3, 4, 17
 HEAD = ("w2", "b2")
@@ -224,9 +231,9 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(leaf, tree)
 
 
-def run(simulation: Simulation, rounds: int = ROUNDS, seed: int = SEED) -> Run:
-    """Rounds one by one, every state kept."""
-    state = simulation.init([seed])
+def run(simulation: Simulation, rounds: int = ROUNDS, seeds: Sequence[int] = (SEED,)) -> Run:
+    """Rounds one by one, every state of the first run kept."""
+    state = simulation.init(seeds)
     states, histories = [on_host(simulation.trim(state))], []
     for _ in range(rounds):
         state, metrics = simulation.advance(state, 1)
@@ -241,11 +248,13 @@ def run_method(method: str, hp: Hyper | None = None, *, rounds: int = ROUNDS, **
     return run(simulation(method, hp, **given), rounds)
 
 
-def run_setting(method: str, hp: Hyper, setting: Setting, rounds: int = ROUNDS, **given: Any) -> Run:
+def run_setting(
+    method: str, hp: Hyper, setting: Setting, rounds: int = ROUNDS, seeds: Sequence[int] = (SEED,), **given: Any
+) -> Run:
     """Rounds in a setting."""
     engine = {"availability": setting.availability} | given.pop("engine", {})
     made = simulation(method, hp, cohort=setting.cohort, batch_size=setting.batch_size, engine=engine, **given)
-    return run(made, rounds)
+    return run(made, rounds, seeds)
 
 
 def client_row(stacked: Any, i: int) -> Any:
@@ -390,6 +399,9 @@ class Oracle:
       seen: least distance of a planted defect.
       kinds: settings, the first in the default run where ``quick``.
       quick: whether the default run has it.
+      plain: whether clients are trained one run at a time on one device, as other settings than the first are. If not,
+        what must not matter is together: blocks of clients, two runs and devices at once, larger capacities, garbage in
+        the padding, and parameters in one vector.
     """
 
     method: str
@@ -406,6 +418,7 @@ class Oracle:
     seen: float = 1e-3
     kinds: tuple[str, ...] = ("uniform",)
     quick: bool = False
+    plain: bool = False
 
     def got(self, kind: str = "uniform") -> Run:
         """The engine's rounds."""
@@ -431,14 +444,29 @@ class Oracle:
         for name in want[0].metrics:
             values = [one.metrics[name] for one in want]
             np.testing.assert_allclose(got.history[name], values, rtol=self.rtol, atol=1e-15, err_msg=name)
-        assert_scores(got, **self.models(want[-1]), rtol=self.rtol)
+        with optimizers.one_vector(True):
+            assert_scores(got, **self.models(want[-1]), rtol=self.rtol)
         if kind == self.kinds[0]:
             assert not [defect for defect in self.defects if self.off_by(defect, kind) < self.seen]
 
 
+ALIKE = (
+    *("adaped-plus", "apfl", "fedavg-ft", "fedbabu", "feddyn", "fedprox", "fedrep", "fedrod", "fml", "lg-fedavg"),
+    *("map-gaussian", "map-laplace", "moon", "mr-mtl", "perfedavg", "pfedme", "quped"),
+)
+"""Methods whose states, uploads and messages are of the kinds of others', which stand for them on two devices."""
+
+
 @cache
 def _run(oracle: Oracle, kind: str) -> Run:
-    return run_setting(oracle.method, oracle.hp, SETTINGS[kind], oracle.rounds, steps=oracle.steps, **oracle.options)
+    given = {"rounds": oracle.rounds, "steps": oracle.steps} | oracle.options
+    if oracle.plain or kind != oracle.kinds[0]:
+        return run_setting(oracle.method, oracle.hp, SETTINGS[kind], **given)
+    plan = ExecutionPlan(clients="2", runs="vmap", devices=1 if oracle.method in ALIKE else 2, rounds_per_call=1)
+    problem = conformance.spoiled(conformance.padded(classification_problem()))
+    given |= {"problem": problem, "plan": plan, "seeds": (SEED, 1)}
+    with optimizers.one_vector(True):
+        return run_setting(oracle.method, oracle.hp, SETTINGS[kind], **given)
 
 
 @cache

@@ -59,6 +59,7 @@ ORACLES = {
         rounds=3,
         seen=1e-5,
         kinds=("full",),
+        plain=True,
     ),
     "gate": Oracle(
         "adaped",
@@ -67,6 +68,7 @@ ORACLES = {
         options={"gate": True},
         models=lambda last: {"after": last.clients, "mu": last.server["mu"]},
         kinds=("full",),
+        plain=True,
     ),
     "idle": Oracle(
         "adaped",

@@ -115,27 +115,20 @@ def as_floats(state):
     return oracle.plain(state.server), [one | {"met": np.float64(one["met"])} if one else one for one in own]
 
 
-def plus(*defects, kinds=("uniform",), **options):
+def plus(*defects, kinds=("uniform",), plain=True, **options):
     def models(last):
         before = [begun(own, last.server, options)[0] for own in last.clients]
         after = [tuned(own, last.server, i, options) for i, own in enumerate(last.clients)]
         return {"after": after, "mu": last.server["mu"], "before": before}
 
     formula = adaped_plus(options)
-    return Plus("adaped-plus", HYPER, formula, defects, options, models, as_floats, seen=1e-4, kinds=kinds)
+    return Plus("adaped-plus", HYPER, formula, defects, options, models, as_floats, seen=1e-4, kinds=kinds, plain=plain)
 
 
 ORACLES = {
     "kept": plus(
-        "no annealing",
-        "no gate",
-        "weights not normalised",
-        "eta2 for eta1",
-        "kappa left out",
-        "delta left out",
-        "theta from round 0",
-        "psi of the server",
-        "averaged uniformly",
+        *("no annealing", "no gate", "weights not normalised", "eta2 for eta1", "kappa left out", "delta left out"),
+        *("theta from round 0", "psi of the server", "averaged uniformly"),
         keep=True,
         **ALL,
     ),
@@ -143,8 +136,8 @@ ORACLES = {
         "kappa left out", "averaged uniformly", "psi rests in fine-tuning", "fine-tuned at the next round's rate", **ALL
     ),
     "kept, from round 0": plus(keep=True, start="init", fine_tune_steps=0),
-    "kept, idle": plus(keep=True, idle_rounds=2, kinds=("reliable",), **ALL),
-    "tuned, plain": plus(fine_tune_steps=TUNE),
+    "kept, idle": plus(keep=True, idle_rounds=2, kinds=("reliable",), plain=False, **ALL),
+    "tuned, plain": plus(fine_tune_steps=TUNE, plain=False),
 }
 
 

@@ -99,6 +99,7 @@ ORACLES = {
         ("gradient at the array behind", "steps from the rounded model"),
         {"bits": BITS},
         lambda last: {"after": [rounded(theta, BITS) for theta in last.clients], "mu": last.server},
+        plain=True,
     ),
 }
 

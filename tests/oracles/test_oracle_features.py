@@ -322,6 +322,7 @@ ORACLES = {
         lambda last: {"after": [last.server["shared"]["body"] | head for head in last.server["heads"]]},
         with_heads,
         rtol=1e-8,
+        plain=True,
     ),
     "knn-per": Oracle(
         "knn-per", SGD | {"scale": SCALE}, run_fedavg, options={"neighbours": NEIGHBOURS}, models=interpolated

@@ -88,7 +88,9 @@ def with_optimizer(method, optimizer, formula, hp, models, **given):
 
     base = {"lr": 0.05, "lr_decay": 0.7, "decay_every": 3.0, "weight_decay": 0.02}
     options, kinds = {"choices": {"optimizer": optimizer}}, ("reliable",)
-    return Oracle(method, base | hp, patched, options=options, models=models, rounds=2, kinds=kinds, **given)
+    return Oracle(
+        method, base | hp, patched, options=options, models=models, rounds=2, kinds=kinds, plain=True, **given
+    )
 
 
 SCALES = {"lr_global": 0.04, "lr_psi": 0.1, "psi_init": 0.6, "psi_floor": 0.5, "c": 5.0}

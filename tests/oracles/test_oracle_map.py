@@ -162,12 +162,14 @@ PLAIN_SGD = {"choices": {"optimizer": "sgd:momentum=0"}}
 ORACLES = {
     "gaussian": map_oracle("map-gaussian", map_prior("gaussian"), kinds=("four",)),
     "gaussian, fitted": map_oracle(
-        "map-gaussian", map_prior("gaussian", "fit", "mean"), options={"estimate": "fit", "scaling": "mean"}
+        "map-gaussian", map_prior("gaussian", "fit", "mean"), options={"estimate": "fit", "scaling": "mean"}, plain=True
     ),
-    "gaussian, gradient": map_oracle("map-gaussian", map_prior("gaussian", proximal=False), options=PLAIN_SGD),
+    "gaussian, gradient": map_oracle(
+        "map-gaussian", map_prior("gaussian", proximal=False), options=PLAIN_SGD, plain=True
+    ),
     "laplace": map_oracle("map-laplace", map_prior("laplace")),
-    "laplace, fitted": map_oracle("map-laplace", map_prior("laplace", "fit"), options={"estimate": "fit"}),
-    "laplace, gradient": map_oracle("map-laplace", map_prior("laplace", proximal=False), options=PLAIN_SGD),
+    "laplace, fitted": map_oracle("map-laplace", map_prior("laplace", "fit"), options={"estimate": "fit"}, plain=True),
+    "laplace, gradient": map_oracle("map-laplace", map_prior("laplace", proximal=False), options=PLAIN_SGD, plain=True),
     "mixture": map_oracle("adamix", map_prior("mixture", "fit")),
 }
 

@@ -106,7 +106,7 @@ def lasso(*given, defects=(), kinds=("uniform",), **options):
 
     options = GRAPH | MASKS | EXACT | options
     formula = network_lasso(*given)
-    return Oracle("network-lasso", HYPER, formula, defects, options, models, parts, rtol=1e-8, kinds=kinds)
+    return Oracle("network-lasso", HYPER, formula, defects, options, models, parts, rtol=1e-8, kinds=kinds, plain=True)
 
 
 ORACLES = {

@@ -184,7 +184,7 @@ def batch_models(last):
 def batch_norm_oracle(**options):
     unseen = {"unseen": oracle.classification_problem(*NEWCOMERS), "adapt_rounds": ADAPT}
     task = classification(Net(), (FEATURES,), CLASSES)
-    return {"options": {"task": task, "engine": unseen} | options, "view": lettered, "seen": 1e-4}
+    return {"options": {"task": task, "engine": unseen} | options, "view": lettered, "seen": 1e-4, "plain": True}
 
 
 ORACLES = {

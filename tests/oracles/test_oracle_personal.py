@@ -261,6 +261,7 @@ ORACLES = {
         SGD | {"alpha_init": 0.4, "lr_personal": 0.3, "lr_alpha": 2.0},
         lambda *given: apfl(*given, keep=True),
         options={"keep_w": True},
+        plain=True,
         models=lambda last: {"after": [mix(own, own["w"][0]) for own in last.clients], "mu": last.server},
     ),
     "apfl, alpha fixed": Oracle(
@@ -268,6 +269,7 @@ ORACLES = {
         SGD | {"alpha_init": 0.4, "lr_personal": 0.3},
         lambda *given: apfl(*given, adapt=False),
         options={"adapt_alpha": False},
+        plain=True,
         models=lambda last: {"after": [mix(own, last.server) for own in last.clients], "mu": last.server},
     ),
     "perfedavg": Oracle(
@@ -284,6 +286,7 @@ ORACLES = {
         SGD | {"alpha": ALPHA},
         lambda *given: perfedavg(*given, hessian=True),
         options={"hessian": True},
+        plain=True,
         models=adapted_models,
         each=2,
     ),
@@ -300,6 +303,7 @@ ORACLES = {
         ("A for its derivative", "steps from the cloud model", "alpha left out of the pull"),
         models=lambda last: {"after": last.clients},
         view=with_server_models,
+        plain=True,
     ),
 }
 

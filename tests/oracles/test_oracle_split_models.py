@@ -239,6 +239,7 @@ ORACLES = {
         {"head_steps": 3, "body_steps": 2},
         joined,
         steps=5,
+        plain=True,
     ),
     "fedbabu": Oracle(
         "fedbabu",
