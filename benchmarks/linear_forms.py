@@ -33,12 +33,13 @@ ASKED = target(1.3, 1.5)  # minimum CPU seconds of the plain form relative to th
 def main(argv: list[str] | None = None) -> None:
     options = parser("linear_forms", __doc__, repetitions=7)
     options.add_argument("--clients", type=positive, default=50_000, metavar="M")
+    options.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     args = options.parse_args(argv)
     clients, repetitions = (200, 1) if args.quick else (args.clients, args.repetitions)
     settings = {"clients": clients, "repetitions": repetitions}
     results = {
-        case: once(Job("linear_forms", settings | {"outputs": outputs, "batch": batch}))
-        for case, (outputs, batch) in CASES.items()
+        case: once(Job("linear_forms", settings | {"outputs": CASES[case][0], "batch": CASES[case][1]}))
+        for case in args.cases
     }
     rows = [
         (case, *(1e6 * row[form]["median"] / clients for form in FORMS), row["ratio"], *ASKED.values())
