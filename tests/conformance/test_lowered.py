@@ -23,16 +23,8 @@ MODELS = {"fedbn": "mlp-ln:8"}
 EVERYBODY = ("cfl", "pooled")
 """Methods whose rounds are of all clients."""
 CALLS = (
-    "jit",
-    "pjit",
-    "while",
-    "scan",
-    "cond",
-    "shard_map",
-    "closed_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "remat",
+    *("jit", "pjit", "while", "scan", "cond", "shard_map"),
+    *("closed_call", "custom_jvp_call", "custom_vjp_call", "remat"),
 )
 
 

@@ -17,22 +17,10 @@ Batch = tuple[np.ndarray, np.ndarray]
 Hyper = dict[str, float]
 
 ADAPED_DEFECTS = (
-    "theta steps against the new mu",
-    "mu steps against the old theta",
-    "mu steps with the new psi",
-    "psi steps on f(theta, mu)",
-    "psi steps on f(theta+, mu)",
-    "cross-entropy in mu's step",
-    "teacher and student swapped",
-    "no weight decay on theta",
-    "no weight decay on mu",
-    "weight decay on psi",
-    "eta3 decays",
-    "eta1 for eta2",
-    "c left out",
-    "no floor",
-    "mu averaged by n_i",
-    "theta restarts from mu",
+    *("theta steps against the new mu", "mu steps against the old theta", "mu steps with the new psi"),
+    *("psi steps on f(theta, mu)", "psi steps on f(theta+, mu)", "cross-entropy in mu's step"),
+    *("teacher and student swapped", "no weight decay on theta", "no weight decay on mu", "weight decay on psi"),
+    *("eta3 decays", "eta1 for eta2", "c left out", "no floor", "mu averaged by n_i", "theta restarts from mu"),
 )
 
 
