@@ -44,6 +44,8 @@ ELSEWHERE = ("fedpac",)
 CASES = {name: (name, OPTIONS.get(name, {})) for name in METHODS if name not in ELSEWHERE} | MORE
 BY_FEATURES = ("fedproto", "knn-per", "moon", "feddbe")
 """Methods that read features: their models are cut before the head."""
+WITH_HEADS = (*BY_FEATURES, "fedala", "fedbabu", "fedper", "fedrep", "fedrod", "lg-fedavg", "network-lasso")
+"""Methods whose models have more than a head."""
 
 
 class Tally:
@@ -132,7 +134,7 @@ def numbered(federation):
 
 def made(name: str, federation, unseen=None):
     method, options = METHODS[CASES[name][0]], CASES[name][1]
-    task = make_task(MODELS.get(method.name, "mlp:6"), federation, CLASSES)
+    task = make_task(MODELS.get(method.name, "mlp:6" if method.name in WITH_HEADS else "linear"), federation, CLASSES)
     tally = Tally(task, by_features=method.name in BY_FEATURES)
     parts = [federation] if unseen is None else [federation, unseen]
     sizes = np.concatenate([np.asarray(part.train.size) for part in parts])

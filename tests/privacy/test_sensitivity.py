@@ -110,7 +110,7 @@ def check(absent: Any, method: str, privacy: Any = CENTRAL, **settings: Any) -> 
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(EACH, 3)).astype(np.float32), np.arange(EACH) % 2) for _ in range(CLIENTS)]
     federation = stack_clients(clients, test=clients, validation=clients)
-    small = {"model": "mlp-ln:4", "rounds": 2, "local_steps": 2, "batch_size": 4, "seeds": (0,)}
+    small = {"model": "mlp:4", "rounds": 2, "local_steps": 2, "batch_size": 4, "seeds": (0,)}
     spec = RunSpec(method=METHODS[method], privacy=privacy, plan=ExecutionPlan(devices=1), **small | settings)
     run = assemble(spec, federation)
     simulation, silos = run.simulation(), isinstance(run.mechanism, SiloMechanism)
@@ -149,8 +149,8 @@ ACCEPTED = [name for name, method in METHODS.items() if method.uploads and name 
 
 @pytest.mark.parametrize("method", some(ACCEPTED, ("adaped",)))
 def test_a_client_of_every_method(absent, method):
-    weak = {"hyper": {"scale_init": 100.0}} if method == "map-laplace" else {}  # else all models stay at the median
-    check(absent, method, **weak)
+    own = {"map-laplace": {"hyper": {"scale_init": 100.0}}, "fedbn": {"model": "mlp-ln:4"}}
+    check(absent, method, **own.get(method, {}))  # without a weak prior all models stay at the median
 
 
 @pytest.mark.parametrize("method", some(("fedavg", "fedem", "adaped"), ()))
