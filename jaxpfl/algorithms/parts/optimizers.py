@@ -221,7 +221,7 @@ class Descent(NamedTuple):
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
         """Return the state before the first step: ``params`` and a new optimizer state."""
-        stored = trees.pack(params) if one_vector.value and isinstance(optimizer, PlainSgd) else params
+        stored: PyTree = trees.pack(params) if one_vector.value and isinstance(optimizer, PlainSgd) else params
         return cls(stored, optimizer.init(stored))
 
     @property
