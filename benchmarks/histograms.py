@@ -94,7 +94,7 @@ def work(settings: dict[str, Any]) -> Contender:
     from jaxpfl.estimators.histograms import clusters as histogram_clusters
     from jaxpfl.estimators.histograms import private as histogram_private
 
-    from .studies.histogram import simulated_users
+    from .studies.histogram import simulated_users, starts
 
     n, d, k, steps = (settings[name] for name in ("users", "tokens", "clusters", "steps"))
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
     def everything(key: Any, users: Any) -> Any:
         of_start, of_mean, of_rounds = jax.random.split(key, 3)
-        begin = histogram_clusters.far_apart(of_start, users, k, temperature=0.5, floor=1e-6)
+        begin = starts.far_apart(of_start, users, k, temperature=0.5, floor=1e-6)
         exact = histogram_clusters.cluster(users, begin, steps, floor=1e-6)
         first = histogram_private.release_of_all(of_mean, users, radius=0.25, noise=1.0)
         how = {"radius": 0.25, "noise": 1.0, "first_noise": 1.0, "floor": 1e-6}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood, floored, kl, small, users_of
 
+from jaxpfl.benchmarks.studies.histogram import dirichlet as histogram_dirichlet
+from jaxpfl.benchmarks.studies.histogram import starts
 from jaxpfl.estimators.histograms import base as histogram
-from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.estimators.histograms.clusters import cluster, far_apart
+from jaxpfl.estimators.histograms.clusters import cluster
 from jaxpfl.support.errors import JaxpflError
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small()
@@ -57,7 +57,7 @@ def test_a_center_without_users_becomes_uniform_and_under_ifca_stays():
 def test_the_objective_never_rises_as_the_floor_vanishes():
     @jax.jit
     def objective(key):
-        start = far_apart(key, USERS, 4, temperature=0.5, floor=1e-12)
+        start = starts.far_apart(key, USERS, 4, temperature=0.5, floor=1e-12)
         return cluster(USERS, start, 12, floor=1e-12).objective
 
     for seed in range(3):
@@ -70,7 +70,7 @@ def test_the_objective_never_rises_as_the_floor_vanishes():
 def test_algorithm_1_takes_the_worst_fitted_user_at_a_large_temperature(direction):
     """With t = 1e6 the draws after the first are the farthest user's, in the divergence of that direction."""
     start = np.asarray(
-        far_apart(jax.random.key(1), USERS, 4, temperature=1e6, floor=FLOOR, direction=direction), np.float64
+        starts.far_apart(jax.random.key(1), USERS, 4, temperature=1e6, floor=FLOOR, direction=direction), np.float64
     )
     own = floored(Q)
     chosen = [int(np.abs(own - c).sum(1).argmin()) for c in start]
@@ -89,9 +89,9 @@ def test_algorithm_1_draws_with_the_stated_probabilities():
 
     counts = np.array([[8, 1, 1], [1, 8, 1], [1, 1, 8], [5, 4, 1]])
     own, users = floored(counts / 10), users_of(counts)
-    draw = jax.jit(jax.vmap(lambda key: far_apart(key, users, 2, temperature=1.5, floor=FLOOR)))
-    starts = np.asarray(draw(jax.random.split(jax.random.key(7), 4000)), np.float64)
-    places = np.abs(starts[:, :, None] - own).sum(-1).argmin(-1)
+    draw = jax.jit(jax.vmap(lambda key: starts.far_apart(key, users, 2, temperature=1.5, floor=FLOOR)))
+    centers = np.asarray(draw(jax.random.split(jax.random.key(7), 4000)), np.float64)
+    places = np.abs(centers[:, :, None] - own).sum(-1).argmin(-1)
     seen = np.zeros((4, 4))
     np.add.at(seen, (places[:, 0], places[:, 1]), 1)
     weight = np.exp(1.5 * np.stack([kl(own[i], own) for i in range(4)]))
@@ -193,18 +193,14 @@ def test_a_dirichlet_of_each_cluster_never_lowers_its_likelihood():
 def test_second_moment_and_the_tokens_kept():
     mean, chosen = floored(Q.mean(0)), np.arange(20)
     v = ((Q - mean) / np.sqrt(mean))[:, chosen]
-    moment = second_moment(USERS, jnp.asarray(mean, jnp.float32), chosen)
+    moment = jax.jit(starts.second_moment)(USERS, jnp.asarray(mean, jnp.float32), chosen)
     np.testing.assert_allclose(moment, v.T @ v, rtol=1e-3, atol=1e-4)
-    found = directions(moment, chosen, 2)
+    found = jax.jit(starts.directions, static_argnums=2)(moment, chosen, 2)
     values, vectors = np.linalg.eigh(v.T @ v)
     np.testing.assert_allclose(found.values, values[::-1][:2], rtol=1e-4)
-    keep = histogram_clusters.token_mask(found, 30, histogram_clusters.threshold_of(found, 5))
+    keep = starts.token_mask(found, 30, starts.threshold_of(found, 5))
     largest = np.abs(vectors[:, -2:]).max(1)
     assert set(np.flatnonzero(keep)) == set(chosen[np.argsort(-largest)[:5]])
-
-
-second_moment = jax.jit(histogram_clusters.second_moment)
-directions = jax.jit(histogram_clusters.directions, static_argnums=2)
 
 
 @pytest.mark.parametrize(

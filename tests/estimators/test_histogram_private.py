@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.benchmarks.studies.histogram import printed as histogram_printed
+from jaxpfl.benchmarks.studies.histogram import starts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import private as histogram_private
@@ -70,7 +71,7 @@ def released(users: histogram.Users) -> tuple[Release, Release, Release, jax.Arr
         histogram_private.clipped_sums(users, CENTERS, RADIUS),
         histogram_private.clipped_sums(users, CENTERS, RADIUS, ALL < 6),
         WEIGHTS * histogram_private.noisy_sums(jax.random.key(0), users, CENTERS, WEIGHTS, 0.0).sums,
-        histogram_clusters.second_moment(users, jnp.asarray(MEAN, jnp.float32), ALL, 0.8),
+        starts.second_moment(users, jnp.asarray(MEAN, jnp.float32), ALL, 0.8),
     )
 
 

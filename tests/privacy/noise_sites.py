@@ -45,7 +45,6 @@ OTHERS = {
     "estimators.bernoulli.split.summarize": "which number a client speaks of, whatever its data",
     "estimators.gaussian.split.summarize": "which number a client speaks of, whatever its data",
     "estimators.histograms.private.private_start": "a start made of what was released",
-    "estimators.histograms.clusters.far_apart.pick.step": "Algorithm 1's start, which is not private and says so",
     "estimators.empirical_bayes.normal_means.NormalMixture.sample": "posterior draws, and not private",
     "estimators.empirical_bayes.rates.AtomRates.sample": "posterior draws, and not private",
     "estimators.empirical_bayes.rates.Rates.sample": "posterior draws, and not private",

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.benchmarks.studies.histogram import simulated_users
+from jaxpfl.benchmarks.studies.histogram import dirichlet as histogram_dirichlet
+from jaxpfl.benchmarks.studies.histogram import simulated_users, starts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms.tuning import finetuned, fixed, local, loss
 
@@ -56,7 +56,7 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     def exact(key, own, truth):
         of_start, _ = jax.random.split(key)
         mean = histogram.floored(histogram.mean(own), FLOOR)
-        start = histogram_clusters.far_apart(of_start, own, K, temperature=0.5, floor=FLOOR)
+        start = starts.far_apart(of_start, own, K, temperature=0.5, floor=FLOOR)
         centers = histogram_clusters.cluster(own, start, 20, floor=FLOOR).centers
         rows = {
             "local": local(FLOOR),

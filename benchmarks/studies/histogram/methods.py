@@ -22,18 +22,17 @@ from jaxpfl.core.randomness import named, numbered
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Truth, Users, floored
-from jaxpfl.estimators.histograms.clusters import Direction
 from jaxpfl.estimators.histograms.tuning import Personal, finetuned, fixed, loss, losses, size_weight, toward
 from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, within
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
-from . import printed, simulated_users, token_counts
+from . import dirichlet, printed, simulated_users, starts, token_counts
 from .simulated_users import DirichletMixture
+from .starts import Direction
 from .token_counts import TokenCounts, shares_of
 
 _FEW = 20
@@ -320,15 +319,13 @@ def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings)
     if method == "Standardized":
         start = histogram_private.private_start(key, mean, k, 1.0, s)
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
-    start = histogram_clusters.far_apart(
-        key, users, k, temperature=given.temperature, floor=s, direction=given.direction
-    )
+    start = starts.far_apart(key, users, k, temperature=given.temperature, floor=s, direction=given.direction)
     if method == "IFCA":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s, rate=given.ifca_rate).centers
     if method == "Algorithm 2":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
     everything = jnp.arange(users.tokens)
-    keep = selected_tokens(histogram_clusters.second_moment(users, mean, everything), everything, k, given)
+    keep = selected_tokens(starts.second_moment(users, mean, everything), everything, k, given)
     return histogram_clusters.cluster(
         users, start, given.rounds, floor=s, complete=lambda centers: jnp.where(keep, centers, mean)
     ).centers
@@ -336,9 +333,9 @@ def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings)
 
 def selected_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
     """Mask of the tokens that DimRed keeps, [d] bool."""
-    found = histogram_clusters.directions(moment, candidates, max(clusters - 1, 1))
-    threshold = histogram_clusters.threshold_of(found, given.kept_tokens)
-    return histogram_clusters.token_mask(found, given.tokens, threshold)
+    found = starts.directions(moment, candidates, max(clusters - 1, 1))
+    threshold = starts.threshold_of(found, given.kept_tokens)
+    return starts.token_mask(found, given.tokens, threshold)
 
 
 class Scored(NamedTuple):
@@ -404,21 +401,21 @@ def score_references(
     large noise.
     """
     s, users = given.floor, groups[0].users
-    start = histogram_dirichlet.around(centers, 100.0)
-    hard = histogram_dirichlet.em(users, start, given.em_steps, hard=centers).mixture
-    mixture = histogram_dirichlet.em(users, start, given.em_steps).mixture
+    start = dirichlet.around(centers, 100.0)
+    hard = dirichlet.em(users, start, given.em_steps, hard=centers).mixture
+    mixture = dirichlet.em(users, start, given.em_steps).mixture
     public = floored(histogram.mean(groups[1].users), s)[None]
     rows = {
         f"{PUBLIC} + FT": score_centers(public, groups, "lambda", s, given.lam),
-        "Algorithm 2, a Dirichlet each": score(histogram_dirichlet.empirical_bayes(hard, centers, s), groups),
-        "Dirichlet mixture by EM": score(histogram_dirichlet.posterior(mixture, s), groups),
+        "Algorithm 2, a Dirichlet each": score(dirichlet.empirical_bayes(hard, centers, s), groups),
+        "Dirichlet mixture by EM": score(dirichlet.posterior(mixture, s), groups),
     }
     if population is None:
         return rows
     shares, known = (
         jnp.asarray(part, jnp.float32) for part in (population.shares, population.alpha * population.centers)
     )
-    bayes = histogram_dirichlet.posterior(histogram_dirichlet.Mixture(shares, known), s)
+    bayes = dirichlet.posterior(dirichlet.Mixture(shares, known), s)
     return rows | {"Bayes, population known": score(bayes, groups)}
 
 
@@ -499,7 +496,7 @@ def private_centers(
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
         candidates = jax.lax.top_k(mean, given.candidates)[1]  # computed from the private mean, which costs no privacy
-        moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
+        moment = starts.second_moment(users, mean, candidates, MOMENT_RADIUS)
         keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
         )
@@ -515,7 +512,7 @@ def all_private_centers(
     own = numbered(named(key, ALGORITHM_3, given), *noise)
     of_start, of_printed = jax.random.split(own)
     clusters = given.private_clusters or given.clusters
-    start = histogram_clusters.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
+    start = starts.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
     return made | {
         ALGORITHM_3: printed.cluster(
             of_printed,

@@ -25,6 +25,7 @@ from jaxpfl.support.console import claim_file, new_table
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, partial
 
+from . import starts
 from .methods import (
     ALGORITHM_3,
     BASELINE,
@@ -287,7 +288,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     @full_precision.jit
     def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:
         def run_labels(key: Key) -> dict[str, Array]:
-            start = histogram_clusters.far_apart(
+            start = starts.far_apart(
                 key,
                 users,
                 given.clusters,
