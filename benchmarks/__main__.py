@@ -46,6 +46,7 @@ NAMES = (
     "adapters",
     "lowered",
     "kernels",
+    "convolutions",
     "cost",
     "gpu",
 )

@@ -42,6 +42,7 @@ from .worker import Contender
 
 ASKED = target(50, 300)  # targeted speedup over the torch loop, per step of a client, for AdaPeD at m = 1000
 TORCH_CLIENTS = 20
+TF32X3 = "TF32_TF32_F32_X3"  # float32 products as three products of tf32
 
 
 @command
@@ -122,6 +123,9 @@ def _configurations(args: argparse.Namespace, folder: Path) -> list[dict[str, An
     methods = [replace(cnn, method=method) for method in ("adaped", "fedavg")]
     for problem in methods:
         add(f"{problem.method} vmap", problem, tuning="full")
+    for form, matmul in (("kernel", None), ("kernel", TF32X3), ("products", TF32X3)):  # to compare with the last
+        name = f"fedavg vmap convolutions {form}{' tf32x3' * (matmul is not None)}"
+        add(name, methods[1], tuning="full", convolutions=form, matmul=matmul, equal=True)
     for clients in sorted(linear, reverse=True):
         problem = Problem("linear", clients, steps=10, batch=EXAMPLES)
         for plan, form in (("vmap", "kernel"), ("vmap", "plain"), (min(clients, 10_000), "auto")):
@@ -279,7 +283,9 @@ def _jax(settings: dict[str, Any]) -> Any:
         model = naive_cnn()
     if settings.get("parameters"):
         model = _with_parameters(settings["parameters"])
-    form = "plain" if settings.get("layers") == "lax" else "auto"
+    form = "plain" if settings.get("layers") == "lax" else settings.get("convolutions", "auto")
+    if settings.get("matmul") and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", settings["matmul"])
     tuning = settings.get("tuning", "auto")
     given = {"convolutions": form, "precision": precision, "tuning": tuning, "linear": settings.get("linear", "auto")}
     plan = ExecutionPlan(clients=settings["clients"], **given)
@@ -288,23 +294,27 @@ def _jax(settings: dict[str, Any]) -> Any:
     def facts() -> dict[str, Any]:
         stats = jax.devices()[0].memory_stats() or {}  # None on a CPU
         known = contender.facts() | {"device_bytes": stats.get("peak_bytes_in_use")}
-        return known | (_differences(problem) if settings.get("equal") else {})
+        return known | (_differences(problem, form) if settings.get("equal") else {})
 
     return contender.run, facts
 
 
-def _differences(problem: Problem) -> dict[str, float]:
-    """Return the largest difference between the global models of the kernel and of the plain form after two rounds."""
+def _differences(problem: Problem, convolutions: Any) -> dict[str, float]:
+    """Return the largest difference between the global models of two forms after two rounds: kernel and plain form of
+    linear models, or the form of ``convolutions``, in the precision that is set, and float32 products.
+    """
     import jax
 
     from jaxpfl import ExecutionPlan
 
-    def model(form: Any) -> Any:
-        simulation = simulate(problem, plan=ExecutionPlan(linear=form, clients="vmap"))
-        return jax.device_get(simulation.advance(simulation.init([0]), 2)[0].server)
+    def model(**forms: Any) -> Any:
+        simulation = simulate(problem, plan=ExecutionPlan(clients="vmap", **forms))
+        return jax.tree.leaves(jax.device_get(simulation.advance(simulation.init([0]), 2)[0].server))
 
-    kernel, plain = (jax.tree.leaves(model(form)) for form in ("kernel", "plain"))
-    return {"difference": max(float(abs(a - b).max()) for a, b in zip(kernel, plain, strict=True))}
+    ours = model(linear="kernel", convolutions=convolutions)
+    jax.config.update("jax_default_matmul_precision", None)
+    plain = model(linear="plain", convolutions="auto")
+    return {"difference": max(float(abs(a - b).max()) for a, b in zip(ours, plain, strict=True))}
 
 
 def _with_parameters(dtype: str) -> Any:

@@ -19,12 +19,14 @@ one vector. Each method is compiled in a new process; seconds are medians.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:
     import _script
@@ -121,26 +123,27 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
         ("advance, separate arrays", leaves, given, nullcontext()),
         ("scores", execution, simulation._arguments("scores", 1), nullcontext()),
     )
-    _compiled(jax.numpy.sin, (jax.numpy.zeros(3),), options)  # the first compilation also starts the compiler
+    compile_for_target(jax.numpy.sin, (jax.numpy.zeros(3),), options)  # the first compilation also starts the compiler
     results = {}
     for case, plan, arguments, context in cases:
         name: Any = case.partition(",")[0]
         programs = Programs(setting, plan)
         with context:
             function = programs.function(name, programs._plan_of(name).block)
-            text, seconds = _compiled(function, arguments, options)
-        results[case] = {"launches": launches(text, in_loops=name == "advance"), "seconds": seconds}
+            compiled, seconds = compile_for_target(function, arguments, options)
+        results[case] = {"launches": launches(compiled.as_text(), in_loops=name == "advance"), "seconds": seconds}
     return results
 
 
-def _compiled(function: Any, arguments: Any, options: dict[str, Any]) -> tuple[str, float]:
-    """Compile a function for the described device; return the compiled program as text, and the CPU seconds."""
+def compile_for_target(function: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, float]:
+    """Compile a function for the described device; return the compiled program, and the CPU seconds."""
     import jax
     from jax.experimental import topologies
 
     # Exported first, because the function's placement names devices of this machine.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-    exported = jax.export.export(jax.jit(function), platforms=("cuda",))(*shapes)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+    exported = jax.export.export(jax.jit(function), platforms=("cuda",), disabled_checks=checks)(*shapes)
     given, _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     described = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
     where = jax.sharding.SingleDeviceSharding(described.devices[0])
@@ -148,35 +151,90 @@ def _compiled(function: Any, arguments: Any, options: dict[str, Any]) -> tuple[s
     lowered = traced.lower(lowering_platforms=("cuda",))
     began = time.process_time()
     compiled = lowered.compile(compiler_options=options)
-    return compiled.as_text() or "", time.process_time() - began
+    return compiled, time.process_time() - began
+
+
+class _Operation(NamedTuple):
+    """An operation of a compiled program: its name, the shapes of its results, its kind, and the rest of its line."""
+
+    name: str
+    shapes: str
+    kind: str
+    rest: str
 
 
 def launches(text: str, *, in_loops: bool = False) -> int:
     """Count the launches of a compiled program, given as text; with ``in_loops``, only those in loops."""
-    computations: dict[str, list[tuple[str, str]]] = {}
+    return _total(text, lambda *_: 1, in_loops)
+
+
+def moved(text: str, *, in_loops: bool = False) -> int:
+    """Count the bytes that the operations of a compiled program read and write.
+
+    These are all of their results, and all of their operands, or only the parts that a fusion slices or gathers. Caches
+    and repeated reads are left out.
+    """
+    return _total(text, _bytes_of, in_loops)
+
+
+_Computations = dict[str, list[_Operation]]
+
+
+def _total(text: str, cost: Callable[[_Operation, str, _Computations], int], in_loops: bool) -> int:
+    """Sum a cost over the operations that run; it is a function of an operation and its computation's name."""
+    computations: _Computations = {}
     entry = name = ""
     for line in text.splitlines():
         if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
             name = head[2]
             computations[name] = []
             entry = name if head[1] else entry
-        elif operation := re.match(r"  (?:ROOT )?%?\S+ = .*? ([a-z][a-z0-9\-]*)\((.*)", line):
-            computations[name].append((operation[1], operation[2]))
+        elif operation := re.match(r"  (?:ROOT )?%?(\S+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)", line):
+            computations[name].append(_Operation(*operation.groups()))
 
     def of(name: str) -> int:
-        return sum(of_one(*operation) for operation in computations[name])
+        return sum(of_one(operation, name) for operation in computations[name])
 
-    def of_one(operation: str, rest: str) -> int:
-        called = [name for name in re.findall(r"%([\w.\-]+)", rest) if name in computations]
-        if operation == "while":
+    def of_one(operation: _Operation, within: str) -> int:
+        called = [name for name in re.findall(r"%([\w.\-]+)", operation.rest) if name in computations]
+        if operation.kind == "while":
             condition, body = called
-            known = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+            known = re.search(r'"known_trip_count":\{"n":"(\d+)"', operation.rest)
             return int(known[1]) * of(body) if known else of(condition) + of(body)
-        if operation in ("call", "conditional"):
+        if operation.kind in ("call", "conditional"):
             return max(map(of, called))
-        return operation not in _FREE
+        return 0 if operation.kind in _FREE else cost(operation, within, computations)
 
-    return sum(of_one(*operation) for operation in computations[entry] if operation[0] == "while" or not in_loops)
+    return sum(of_one(one, entry) for one in computations[entry] if one.kind == "while" or not in_loops)
+
+
+_SIZES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}
+_PARTS = "dynamic-slice", "slice", "gather"
+
+
+def _size(shapes: str) -> int:
+    """Bytes of arrays whose shapes are given as text, such as ``(f32[2,3]{1,0}, s8[4]{0})``."""
+    found = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shapes)
+    return sum(_SIZES.get(dtype, 4) * math.prod(map(int, filter(None, dims.split(",")))) for dtype, dims in found)
+
+
+def _operands(operation: _Operation) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", operation.rest.partition(")")[0])
+
+
+def _bytes_of(operation: _Operation, within: str, computations: _Computations) -> int:
+    shapes = {one.name: one.shapes for one in computations[within]}
+    reads = [_size(shapes.get(name, "")) for name in _operands(operation)]
+    if called := re.search(r"calls=%([\w.\-]+)", operation.rest):
+        body = computations.get(called[1], [])
+        for parameter in (one for one in body if one.kind == "parameter"):
+            place = int(parameter.rest.partition(")")[0])
+            users = [one for one in body if parameter.name in _operands(one)]
+            if users and all(one.kind in _PARTS and _operands(one)[0] == parameter.name for one in users):
+                reads[place] = min(reads[place], sum(_size(one.shapes) for one in users))
+    elif operation.kind in _PARTS:
+        reads[0] = _size(operation.shapes)
+    return _size(operation.shapes) + sum(reads)
 
 
 if __name__ == "__main__":

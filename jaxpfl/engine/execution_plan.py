@@ -17,7 +17,7 @@ import jax
 from jaxpfl.algorithms.parts import linear_kernel
 from jaxpfl.core import full_precision
 from jaxpfl.core.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
-from jaxpfl.models.rewriting import Form
+from jaxpfl.models.convolution import Form
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.host_memory import readable
@@ -74,10 +74,13 @@ class ExecutionPlan:
     """Largest number of rounds in one compiled call, before it returns to Python."""
     donate: bool = setting(True)
     """Reuse a state's buffers for the next state. Without reuse (--plan.no-donate), memory holds both states."""
-    convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
-    """Form of the convolutions and pools in a user's own model: products computes them as matrix products of patches
-    with each client's kernel, plain keeps the model's own operations. auto chooses plain if an accelerator trains one
-    client at a time, and products otherwise."""
+    convolutions: Literal["auto", "products", "kernel", "plain"] = setting(
+        "auto", kind=_choice("auto", "products", "kernel", "plain")
+    )
+    """Form of convolutions and pools: products computes them as matrix products of patches with each client's kernel;
+    kernel computes them in GPU kernels, which do not write the patches to memory (in your own model only 2 x 2 max
+    pools of relu of a convolution); plain keeps the operations of your own model. auto chooses plain for your own model
+    if an accelerator trains one client at a time, and products otherwise. A CPU interprets the kernels, for tests."""
     precision: Literal["float32", "tf32", "bfloat16"] = setting("float32", kind=_choice("float32", "tf32", "bfloat16"))
     """Precision of matrix products: float32; tf32 (operands are rounded to 10 bits on devices that support this, and
     stay float32 on others); or bfloat16 (the model computes in bfloat16, while parameters, sums, losses and privacy
@@ -123,8 +126,7 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; otherwise clients run on the device that stores their state.
       vmap_runs: whether seeds and settings are one vectorized axis; otherwise they run one after the other.
       reasons: one sentence for each choice.
-      form: form of the convolutions and pools in the user's own model; None if the model has no layers whose form can
-        be chosen.
+      form: form of convolutions and pools; None for products, in a registered model or one without such layers.
       home: storage of the clients, in words; None if clients are stored on the devices.
       matmul: JAX's name for the precision of matrix products; None to keep JAX's setting, which is float32 on a CPU.
       lowered: precision of matrix products and a remark about it, as text; None if the plan requests float32.
@@ -250,7 +252,7 @@ def resolve(
         why_runs = "one model already fills a CPU core's cache"
     reasons = (why_devices, why_block, why_even, why_runs)
     form = None
-    if layers:
+    if layers or plan.convolutions == "kernel":
         form, why_form = _form_of(plan, backend, block)
         reasons = (*reasons, why_form)
     matmul, lowered = _precision_of(plan, backend)
@@ -335,7 +337,12 @@ def _runs_triton() -> bool:
 
 
 def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
-    """Form of the convolutions of the user's own model, and the reason."""
+    """Form of convolutions, and the reason."""
+    if plan.convolutions == "kernel":
+        if plan.model_shards > 1:
+            return "products", "several devices share a client's model"
+        if backend not in _GPUS:
+            return "interpreted", f"as given; a {backend} has no such kernels"
     if plan.convolutions != "auto":
         return plan.convolutions, "as given"
     if backend == "cpu":
@@ -349,6 +356,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """Platforms for which a program can be lowered."""
 
 
+_FORMS = {"products": "as products", "kernel": "in kernels", "interpreted": "in interpreted kernels", "plain": "plain"}
 _LINEAR = {"kernel": "one kernel", "interpreted": "one interpreted kernel", "loop": "one loop", "plain": "step by step"}
 
 
@@ -362,8 +370,7 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
         ("seeds and settings", "one vectorized axis" if resolved.vmap_runs else "one after the other"),
     )
     if resolved.form is not None:
-        form = "as products" if resolved.form == "products" else "plain"
-        choices = (*choices, ("the model's convolutions", form))
+        choices = (*choices, ("the model's convolutions", _FORMS[resolved.form]))
     if resolved.home is not None:
         choices = (*choices, ("clients' storage", resolved.home))
     rows = [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]

@@ -53,8 +53,8 @@ from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.placement import Placement, program_bytes, too_little
 from jaxpfl.engine.round import RoundPlan, several_rounds
 from jaxpfl.engine.state import init_state, over_runs
-from jaxpfl.models import Task, rewriting
-from jaxpfl.models.rewriting import Form
+from jaxpfl.models import Task, convolution
+from jaxpfl.models.convolution import Form
 from jaxpfl.privacy import noise
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import OutOfMemoryError, is_exhausted
@@ -245,7 +245,7 @@ def traced_as(
 
     Args:
       function: function of arrays.
-      form: form of the convolutions in the user's own model (`Resolved.form`).
+      form: form of convolutions (`Resolved.form`).
       matmul: precision of matrix products (`Resolved.matmul`).
       apart: whether leaves are sharded over several devices, in which case they are never concatenated.
       linear: form of a linear model's local SGD (`Resolved.linear`).
@@ -260,7 +260,7 @@ def traced_as(
     def traced(*given: Any) -> Any:
         with ExitStack() as stack:
             if form is not None:
-                stack.enter_context(rewriting.form(form))
+                stack.enter_context(convolution.form(form))
             if matmul is not None:
                 stack.enter_context(jax.default_matmul_precision(matmul))
             if linear is not None:

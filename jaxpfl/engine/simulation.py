@@ -46,7 +46,7 @@ from jaxpfl.engine.state import (
     rows_of,
     whole,
 )
-from jaxpfl.models import Task
+from jaxpfl.models import Task, conv_kernel
 from jaxpfl.models.base import Half
 from jaxpfl.models.rewriting import Exchanged
 from jaxpfl.support import processes
@@ -500,7 +500,8 @@ class Simulation:
         programs, given = self._on(platform, seeds)
         advance = programs.function("advance", programs.execution.block)
         function = jax.jit(advance, **programs.options("advance", given))
-        checks = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]  # of `linear_kernel`
+        # The calls of `linear_kernel` and `conv_kernel`.
+        checks = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
         return jax.export.export(function, platforms=(platform,), disabled_checks=checks)(*given)
 
     def program(self, platform: str) -> ClosedJaxpr:
@@ -512,12 +513,16 @@ class Simulation:
     def explained(self) -> list[tuple[str, str, str]]:
         """Choices of the plan for a round (`execution_plan.explain`). Reading this may trace the round."""
         execution = self.execution
-        if execution.linear is not None and execution.linear[0] != "plain":
+        linear, in_kernels = execution.linear or ("plain", ""), execution.form in conv_kernel.FORMS
+        if linear[0] != "plain" or in_kernels:
             advance = self._programs.function("advance", execution.block)
             text = str(jax.make_jaxpr(advance)(*self._arguments("advance", 1)))
-            if not any(name in text for name in linear_kernel.CALLS):
-                why = f"the {execution.linear[0]} form does not support the method, optimizer, loss or sizes"
+            if linear[0] != "plain" and not any(name in text for name in linear_kernel.CALLS):
+                why = f"the {linear[0]} form does not support the method, optimizer, loss or sizes"
                 execution = execution._replace(linear=("plain", why))
+            if in_kernels and conv_kernel.CALL not in text:
+                reasons = (*execution.reasons[:-1], "no layer of the model runs in such kernels")
+                execution = execution._replace(form="products", reasons=reasons)
         return explain(execution)
 
     def memory(self, runs: int = 1) -> dict[str, int]:

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.traverse_util import unflatten_dict
 
 from jaxpfl.core import trees
 from jaxpfl.core.trees import PathPredicate
@@ -766,18 +767,9 @@ def nested(values: Mapping[Iterable[Any], Any]) -> PyTree:
       >>> nested({("conv", "kernel"): 1, ("layers", 0): 2})
       {'conv': {'kernel': 1}, 'layers': {'0': 2}}
     """
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *parents, name = map(str, path)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return tree
+    return unflatten_dict({tuple(map(str, path)): value for path, value in values.items()})
 
 
 def value_at(tree: PyTree, path: Iterable[Any]) -> Any:
     """Return the value at a path in the result of `nested`."""
-    for name in path:
-        tree = tree[str(name)]
-    return tree
+    return functools.reduce(lambda node, name: node[str(name)], path, tree)

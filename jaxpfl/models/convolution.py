@@ -15,13 +15,33 @@ channels.
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpfl.core.types import Array
+
+Form = Literal["products", "kernel", "interpreted", "plain"]
+
+_form = jax.make_user_context("products")
+
+
+def form(of: Form) -> AbstractContextManager[Any]:
+    """Return a context manager in which programs are traced with convolutions in the form ``of``.
+
+    "products" (the default) are this module's products of patches, and "kernel" are the kernels of `conv_kernel`, which
+    "interpreted" runs operation by operation on any device. With "plain", a user's own model keeps its own operations.
+    """
+    return _form(of)
+
+
+def chosen() -> Form:
+    """Return the form in which programs are traced now."""
+    return _form.value
 
 
 @jax.custom_vjp
@@ -40,10 +60,6 @@ def _project(kernel: Array, x: Array) -> Array:
     return lax.dot_general(kernel, x, (((0,), (0,)), ((), ())))
 
 
-def _project_fwd(kernel: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _project(kernel, x), (kernel, x)
-
-
 def _project_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     kernel, x = residuals
     d_kernel = lax.dot_general(x, g, (((1,), (1,)), ((), ())))
@@ -51,7 +67,7 @@ def _project_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array
     return d_kernel, d_x
 
 
-project.defvjp(_project_fwd, _project_bwd)
+project.defvjp(lambda kernel, x: (_project(kernel, x), (kernel, x)), _project_bwd)
 
 
 def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
@@ -63,8 +79,7 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", 
     the number of zeros along an axis is odd, the extra zero is at the end.
     """
     k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
-    if padding == "SAME":
-        x = jnp.pad(x, ((0, 0), _same_padding(x.shape[1], k, stride), _same_padding(x.shape[2], k, stride), (0, 0)))
+    x = padded(x, k, stride) if padding == "SAME" else x
     h, w, n = (x.shape[1] - k) // stride + 1, (x.shape[2] - k) // stride + 1, x.shape[3]
     ends = stride * (h - 1) + 1, stride * (w - 1) + 1
     shifted = jnp.concatenate([x[:, :, j : j + ends[1] : stride] for j in range(k)])  # [k C, H, w, N], C fastest
@@ -72,6 +87,11 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", 
     rows = k * k * channels
     y = project(kernel.reshape(rows, features), patches.reshape(rows, h * w * n))
     return y.reshape(features, h, w, n)
+
+
+def padded(x: Array, k: int, stride: int) -> Array:
+    """Surround x [C, H, W, N] by the zeros of the padding SAME."""
+    return jnp.pad(x, ((0, 0), _same_padding(x.shape[1], k, stride), _same_padding(x.shape[2], k, stride), (0, 0)))
 
 
 def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
@@ -97,8 +117,8 @@ def _max_of_four(z: Array) -> Array:
     return _max_and_first(z)[0]
 
 
-def _max_and_first(z: Array) -> tuple[Array, Array]:
-    """Return the maximum over axis 0 of [4, ...], and the index of the first maximum (int8, to save memory)."""
+def _max_and_first(z: Array | Sequence[Array]) -> tuple[Array, Array]:
+    """Return the maximum of four arrays, and the index of the first maximum (int8, to save memory)."""
     top, bottom = jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3])
     in_top, in_bottom = (z[1] > z[0]).astype(jnp.int8), (z[3] > z[2]).astype(jnp.int8)
     return jnp.maximum(top, bottom), jnp.where(bottom > top, 2 + in_bottom, in_top)
@@ -165,8 +185,13 @@ def _max_bias_relu(z: Array, bias: Array) -> Array:
 def _max_bias_relu_fwd(z: Array, bias: Array) -> tuple[Array, Array]:
     # The arrays are not flattened to [O, h w N]: XLA would then fuse this function with the next layer's patches, and
     # compute the position of each element by a division (measured: 10 % of a step).
+    return max_bias_relu(z, bias[:, None, None, None])
+
+
+def max_bias_relu(z: Array | Sequence[Array], bias: Array) -> tuple[Array, Array]:
+    """Return ``relu(max(z) + bias)`` for four arrays z, and the index of the first maximum, or 4 where relu is flat."""
     largest, first = _max_and_first(z)
-    shifted = largest + bias[:, None, None, None]
+    shifted = largest + bias
     # `<= 0` is false for NaN, which must reach the gradient; otherwise a diverged client would not be detected.
     return jax.nn.relu(shifted), jnp.where(shifted <= 0, jnp.int8(4), first)
 

@@ -22,7 +22,7 @@ from flax import linen as nn
 from jax import lax
 
 from jaxpfl.core.types import Array, Key
-from jaxpfl.models import convolution
+from jaxpfl.models import conv_kernel, convolution
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -121,7 +121,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         kernel = _conv_kernel(self, x.shape[0], self.size, self.features)
-        y = convolution.conv(x.astype(kernel.dtype), kernel, stride=self.stride, padding=self.padding)
+        y = conv_kernel.conv(x.astype(kernel.dtype), kernel, stride=self.stride, padding=self.padding)
         return y + _conv_bias(self, kernel)[:, None, None, None] if self.bias else y
 
 
@@ -139,7 +139,7 @@ class ConvPool(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         kernel = _conv_kernel(self, x.shape[0], self.size, self.features)
-        return convolution.conv_pool(x.astype(kernel.dtype), kernel, _conv_bias(self, kernel))
+        return conv_kernel.conv_pool(x.astype(kernel.dtype), kernel, _conv_bias(self, kernel))
 
 
 def _conv_kernel(module: nn.Module, channels: int, size: int, features: int) -> Array:

@@ -237,8 +237,6 @@ _MAKERS: Mapping[str, Callable[..., PerExample]] = {
     "poisson": lambda: lambda prediction, y: jnp.exp(prediction) - y * prediction,
 }
 """Factory functions of losses per value, which take the loss's arguments, such as delta."""
-LOSSES = tuple(_MAKERS)
-"""Names of the losses for regression."""
 _MORE: Mapping[str, dict[str, Any]] = {
     "squared": {"function": SQUARED, "mixture": _mean_mixture},
     "poisson": {"divergence": poisson_divergence, "mixture": _log_mixture, "mean": jnp.exp},

@@ -1,8 +1,9 @@
 """Replacement of a user's own convolutions and pools by the forms in `products`, in the traced program of a model.
 
 The model is traced, and the traced operations are applied one by one, with convolutions and pools replaced. The
-replacement is therefore independent of the library that made the layers. The context `form` determines, during tracing,
-whether layers are replaced; for a single client on an accelerator, the original convolution is already fast.
+replacement is therefore independent of the library that made the layers. The context `convolution.form` determines,
+during tracing, whether layers are replaced; for a single client on an accelerator, the original convolution is already
+fast.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +20,10 @@ from jax.extend import core
 from jax.extend.core import primitives as p
 
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.models import convolution, products
-
-Form = Literal["products", "plain"]
-
-_form = jax.make_user_context("products")
+from jaxpfl.models import conv_kernel, convolution, products
 
 _POOLS = {p.reduce_window_max_p: "max", p.reduce_window_sum_p: "sum"}
 _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it reduces with a custom function"}
-
-
-def form(of: Form) -> AbstractContextManager[Any]:
-    """Return a context that traces models with substitute layers (``of`` is "products", the default) or their own
-    ("plain").
-    """
-    return _form(of)
 
 
 class Layer(NamedTuple):
@@ -69,7 +58,7 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
 
 @dataclass(frozen=True)
 class Exchanged:
-    """`Model.apply` or `Statistics.observe` with convolutions and pools replaced, unless `form` is "plain".
+    """`Model.apply` or `Statistics.observe` with convolutions and pools replaced, unless `convolution.form` is "plain".
 
     Values and gradients are equal up to the order of additions. Differentiate in reverse mode first, because `products`
     defines only reverse-mode rules; forward mode over reverse mode works.
@@ -81,7 +70,7 @@ class Exchanged:
     plain: Callable[..., Any]
 
     def __call__(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False, **arrays: Array) -> Any:
-        if _form.value == "plain":
+        if convolution.chosen() == "plain":
             return self.plain(params, x, key=key, train=train, **arrays)
         leaves, tree = jax.tree.flatten((params, x, key, arrays))
 
@@ -154,7 +143,7 @@ class _Pending:
         x, kernel = products.conv_to_pool(self.x, self.kernel, self.eqn.params)
         bias = jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias
         if self.relu:
-            y = convolution.conv_pool(x, kernel, bias)
+            y = conv_kernel.conv_pool(x, kernel, bias)
         else:
             y = convolution.conv_max(x, kernel) + bias[:, None, None, None]
         return products.restore_layout(y, self.eqn.params)

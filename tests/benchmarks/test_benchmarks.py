@@ -372,6 +372,7 @@ def test_launches_of_a_compiled_program():
     a_round = 1 + 10 * 2 + 2 + 1  # the draw, ten steps, the larger branch, the condition
     assert kernels.launches(COMPILED, in_loops=True) == a_round
     assert kernels.launches(COMPILED) == a_round + 1  # the copy
+    assert kernels.moved(COMPILED, in_loops=True) == 16 + 10 * (2 * 36) + 2 * 36 + 1
 
 
 def test_kernels_asks_for_the_missing_plugin(capsys, monkeypatch):
