@@ -21,11 +21,6 @@ def choose(method: Method, **choices) -> Method:
     return method._replace(build=build)
 
 
-def learns(method: Method) -> bool:
-    """True if the server's optimizer learns from the uploads."""
-    return hasattr(method.hyper, "server_lr")
-
-
 def is_served(simulation) -> bool:
     return isinstance(simulation.init([0]).server, WithOptState)
 
@@ -33,7 +28,7 @@ def is_served(simulation) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_with_a_server_rate_apply_it(federation, name):
     algorithm = simulate(METHODS[name], federation).algorithm
-    assert algorithm.has_server_optimizer == learns(METHODS[name])
+    assert algorithm.has_server_optimizer == hasattr(METHODS[name].hyper, "server_lr")
 
 
 @pytest.mark.slow
@@ -43,9 +38,9 @@ def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     want = outcome(simulate(method, federation, dtype=np.float64), 3, scored=False)
     chosen = choose(method, optimizer=optax.sgd, server_optimizer=optax.sgd)
     simulation = simulate(chosen, federation, dtype=np.float64)
-    assert is_served(simulation) == learns(method)
+    assert is_served(simulation) == hasattr(method.hyper, "server_lr")
     got = outcome(simulation, 3, scored=False)
-    if learns(method):
+    if hasattr(method.hyper, "server_lr"):
         got["state"] = got["state"]._replace(server=got["state"].server.state)
     assert_close(got, want, 1e-9)
 
@@ -56,20 +51,11 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
     good = simulate(chosen, federation, cohort=None)
     state, _ = good.advance(good.init([0]), 2)
     before = jax.tree.map(np.asarray, state.server)
-    assert learns(method) == any(np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ())))
+    assert hasattr(method.hyper, "server_lr") == any(
+        np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ()))
+    )
     x = np.full_like(federation.train.examples.x, np.inf)
     broken = simulate(chosen, federation._replace(train=federation.train.with_examples(x=x)), cohort=None)
     state, history = broken.advance(broken.adopt(state), 1)  # where it is private, it is of another name
     assert history["diverged"].tolist() == [[federation.num_clients]]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.server), before)
-
-
-@pytest.mark.slow
-def test_the_server_rate_is_traced(federation):
-    """One program for a sweep of rates; each run is that of its own rate (the second is run alone, too)."""
-    chosen = choose(METHODS["fedavg"], server_optimizer="fedavgm")
-    both = outcome(simulate(chosen, federation, server_lr=np.array([0.5, 2.0])), 2, (1, 1), scored=False)
-    alone = outcome(simulate(chosen, federation, server_lr=2.0), 2, (1,), scored=False)
-    first, second = (jax.tree.map(lambda a, i=i: a[i : i + 1], both["state"].server) for i in range(2))
-    assert_close(alone["state"].server, second, 1e-4)
-    assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)) > 1e-3

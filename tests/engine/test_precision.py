@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from lowered_products import products
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, fit
@@ -23,6 +22,14 @@ from jaxpfl.estimators.histograms import private
 from jaxpfl.estimators.histograms.base import from_sparse
 from jaxpfl.privacy import Mechanism
 from jaxpfl.runs import config as configs
+
+
+def products(text: str) -> list[tuple[str, str]]:
+    """Precision and operand type of each product."""
+    lines = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    found = [(re.search(r"precision = \[(\w+)", line), re.search(r"\(tensor<[\dx]*x(\w+)>", line)) for line in lines]
+    assert all(kind for _, kind in found)
+    return [(how[1] if how else "DEFAULT", kind[1]) for how, kind in found if kind]
 
 
 @pytest.fixture(scope="module")
