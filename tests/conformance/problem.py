@@ -1,5 +1,6 @@
 """A small ragged problem and how to run a method on it; shared by the conformance tests."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 from toys import CASES, Medians, availability, participation
 
@@ -159,6 +161,18 @@ def outcome(simulation: Simulation, rounds: int, seeds=(3,), scored: bool = True
     key, noise = jax.tree.map(jax.random.key_data, (state.key, state.noise))
     tree = {"state": state._replace(key=key, noise=noise), "history": history}
     return jax.tree.map(np.asarray, tree | {"scores": scores})
+
+
+def lose_round(simulation: Simulation, state: Any) -> None:
+    """Check that nothing but noise moves the server in a round in which every client diverges, not even momentum."""
+    if simulation.algorithm.noise is not None:
+        return
+    broken, before = copy.copy(simulation), jax.tree.map(np.array, state.server)
+    broken._inputs = jax.tree.map(lambda a: a + np.inf if a.dtype.kind == "f" else a, simulation._inputs)
+    after, history = broken.advance(jax.tree.map(jnp.copy, state), 1)
+    lost = history["diverged"][:, 0] > 0  # an aggregation of l2gd reads no data
+    assert lost.any()
+    chex.assert_trees_all_equal(*(jax.tree.map(lambda a: a[lost], tree) for tree in (after.server, before)))
 
 
 def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
