@@ -89,16 +89,17 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
     "Far" means above four times their median, or below a quarter of it.
 
     Args:
-      norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds].
+      norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds]; NaN for an empty
+        cohort.
       limits: clipping norms C, [S runs, rounds].
       clients: number of clients m.
 
     Returns:
-      The remark; None if the clipping norm adapts, or if it is not far from the uploads' norms in at least one run.
+      The remark; None if the clipping norm adapts, or if a run has no uploads or norms that are not far from it.
     """
-    if np.ptp(limits, axis=1).any():  # the clipping norm adapts
+    if np.ptp(limits, axis=1).any() or np.isnan(norms).all(axis=1).any():  # the clipping norm adapts, or no uploads
         return None
-    size, limit = np.median(norms, axis=1), limits[:, 0]
+    size, limit = np.nanmedian(norms, axis=1), limits[:, 0]
     if not ((limit > _FAR * size) | (size > _FAR * limit)).all():
         return None
     loses = "the noise is larger than the uploads require" if limit[0] > size[0] else "most of each upload is clipped"
