@@ -12,7 +12,7 @@ configuration, so that an interrupted run keeps its results.
 In most configurations, all clients take part in a round, and each has 60 examples; if there are more clients than data,
 the data are repeated. The torch loop runs fewer clients, because its time is linear in their number. Ratios compare the
 time of one step of one client. GB/s of linear clients are computed from the bytes that must come from memory once per
-round, counted by hand (``flops.py``).
+round, counted by hand (``flops.py``). ``kernels_ms`` has the times of a round's kernels by name, from JAX's profiler.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -236,7 +237,25 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     if "compare" in settings.get("given", {}):  # a second one in the same process would find all programs in memory
         return {"first": first, "rounds": 1, "seconds": [first], "median": first}
     seconds = [_seconds(run, rounds) / rounds for _ in range(settings["repetitions"])]
-    return {"first": first, "rounds": rounds, "seconds": seconds, "median": statistics.median(seconds)} | facts()
+    found = {"first": first, "rounds": rounds, "seconds": seconds, "median": statistics.median(seconds)} | facts()
+    return found if once or settings.get("torch") else found | {"kernels_ms": _kernels(run)}
+
+
+def _kernels(run: Any) -> dict[str, float]:
+    """Return the milliseconds of a round's kernels by name, the longest 30 first (on a CPU, of XLA's operations)."""
+    import jax
+
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run(1)
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        planes = jax.profiler.ProfileData.from_file(str(path)).planes
+        lines = [line for plane in planes for line in plane.lines if line.name.startswith(("Stream", "tf_XLA"))]
+        found: Counter[str] = Counter()
+        for event in (event for line in lines for event in line.events):
+            if not event.name.startswith(("ThreadpoolListener", "end: ")):
+                found[event.name] += event.duration_ns / 1e6
+    return dict(found.most_common(30))
 
 
 def _seconds(run: Any, rounds: int) -> float:

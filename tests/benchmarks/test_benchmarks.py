@@ -306,7 +306,7 @@ def test_gpu_runs_anywhere_when_told(record, name: str):
     assert list(found["results"]) == [name]
     for row in found["results"].values():
         assert "error" not in row
-        assert row["median"] > 0
+        assert min(row["median"], sum(row.get("kernels_ms", {"": 1}).values())) > 0
 
 
 @pytest.mark.slow
