@@ -21,10 +21,6 @@ def choose(method: Method, **choices) -> Method:
     return method._replace(build=build)
 
 
-def is_served(simulation) -> bool:
-    return isinstance(simulation.init([0]).server, WithOptState)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_with_a_server_rate_apply_it(federation, name):
     algorithm = simulate(METHODS[name], federation).algorithm
@@ -38,7 +34,7 @@ def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     want = outcome(simulate(method, federation, dtype=np.float64), 3, scored=False)
     chosen = choose(method, optimizer=optax.sgd, server_optimizer=optax.sgd)
     simulation = simulate(chosen, federation, dtype=np.float64)
-    assert is_served(simulation) == hasattr(method.hyper, "server_lr")
+    assert isinstance(simulation.init([0]).server, WithOptState) == hasattr(method.hyper, "server_lr")
     got = outcome(simulation, 3, scored=False)
     if hasattr(method.hyper, "server_lr"):
         got["state"] = got["state"]._replace(server=got["state"].server.state)
@@ -51,9 +47,8 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
     good = simulate(chosen, federation, cohort=None)
     state, _ = good.advance(good.init([0]), 2)
     before = jax.tree.map(np.asarray, state.server)
-    assert hasattr(method.hyper, "server_lr") == any(
-        np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ()))
-    )
+    memory = jax.tree.leaves(getattr(before, "memory", ()))
+    assert hasattr(method.hyper, "server_lr") == any(np.any(leaf) for leaf in memory)
     x = np.full_like(federation.train.examples.x, np.inf)
     broken = simulate(chosen, federation._replace(train=federation.train.with_examples(x=x)), cohort=None)
     state, history = broken.advance(broken.adopt(state), 1)  # where it is private, it is of another name

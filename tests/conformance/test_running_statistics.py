@@ -41,12 +41,10 @@ def test_they_approach_the_statistics_of_the_batches(federation, name):
     """The server averages them as they are: with momentum or another rate they would overshoot, and a variance become
     negative. As the parameters hardly move, each of a round's three steps goes a tenth of the way."""
     hyper = METHODS[name].hyper
-    still = dict.fromkeys(rates(hyper), 1e-12) | {"weight_decay": 0.0}
+    still = {"model": "mlp-bn:6", "weight_decay": 0.0} | dict.fromkeys(rates(hyper), 1e-12)
     if hasattr(hyper, "server_lr"):
         still["server_lr"] = 0.5
-    simulation = simulate(
-        METHODS[name], federation, model="mlp-bn:6", dtype=np.float64, batch_size=100, cohort=None, **still
-    )
+    simulation = simulate(METHODS[name], federation, dtype=np.float64, batch_size=100, cohort=None, **still)
     state, seen = simulation.init([0]), []
     for _ in range(3):
         leaves = jax.tree_util.tree_leaves_with_path((state.server, state.clients))

@@ -149,24 +149,19 @@ def interpreted(layer):
 
 IN_KERNELS = [
     *((shape, None) for shape in [(1, 28, 28, 20, 5, 6), (1, 27, 23, 3, 5, 6), SHAPES[0], SHAPES[2]]),  # as in the CNN
-    *(
-        (shape, 1)
-        for shape in [(3, 32, 32, 2, 3, 16), (16, 32, 32, 1, 3, 16), (64, 8, 8, 2, 3, 64), (1, 5, 6, 1, 3, 70)]
-    ),
-    *((shape, 2) for shape in [(32, 16, 16, 1, 3, 64), (16, 32, 32, 1, 1, 32)]),  # as in ResNet-8
+    *((shape, 1) for shape in [(3, 32, 32, 2, 3, 16), (16, 32, 32, 1, 3, 16), (64, 8, 8, 2, 3, 64)]),  # as in ResNet-8
+    *((shape, 2) for shape in [(32, 16, 16, 1, 3, 64), (16, 32, 32, 1, 1, 32)]),
+    ((1, 5, 6, 1, 3, 70), 1),
 ]
 """Shapes and strides of layers; with a pool if the stride is None."""
+LAYERS = [(SHAPES[1], None), *(pytest.param(*case, marks=pytest.mark.slow) for case in IN_KERNELS)]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("shape", "stride"),
-    [(SHAPES[1], None), *(pytest.param(*case, marks=pytest.mark.slow) for case in IN_KERNELS)],
-)
+@pytest.mark.parametrize(("shape", "stride"), LAYERS)
 def test_kernels_have_the_numbers_of_products_for_one_client_and_several(shape, stride, dtype):
-    layer = (
-        conv_kernel.conv_pool if stride is None else functools.partial(conv_kernel.conv, stride=stride, padding="SAME")
-    )
+    conv = functools.partial(conv_kernel.conv, stride=stride, padding="SAME")
+    layer = conv_kernel.conv_pool if stride is None else conv
     with jax.enable_x64(dtype == jnp.float64):
         one = draw(shape, dtype)[: 3 if stride is None else 2]
         several = [jnp.stack([leaf, 1 - leaf / 2, leaf * leaf]) for leaf in one]
@@ -240,7 +235,7 @@ def test_value_and_gradients_are_those_of_the_plain_product(outputs, clients):
     shape, each = ((), lambda function: function) if clients is None else ((clients,), jax.vmap)
     kx, kk = jax.random.split(jax.random.key(0))
     arguments = jax.random.normal(kx, (*shape, 7, 6)), jax.random.normal(kk, (*shape, 6, outputs))
-    compare(each(dense), each(jnp.matmul), arguments, 1e-5)
+    compare(each(dense), each(jnp.matmul), arguments, 1e-6)
 
 
 def test_a_gradient_can_be_differentiated_forward():
@@ -269,7 +264,7 @@ def test_logits_and_gradients_in_float64(shape):
         params = jax.jit(task.init)(jax.random.key(0))
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float64")}
         x = jax.random.normal(jax.random.key(1), (3, *shape), jnp.float64)
-        compare(task.model.apply, network_of_lax, (params, x), 1e-9)
+        compare(task.model.apply, network_of_lax, (params, x), 1e-12)
 
 
 class Net(nn.Module):

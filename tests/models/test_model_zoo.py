@@ -86,6 +86,18 @@ def test_parameters_with_the_last_layer_as_head(name, shape, classes, count):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_logits_under_jit_and_vmap(name):
+    shape, classes = EXAMPLES[name]
+    model, params = initialised(name)
+    x = jnp.ones((3, *shape), input_dtype(name))
+    clients = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), params)
+    logits = jit(jax.vmap(model.apply))(clients, np.stack([x, x]))
+    assert logits.shape == (2, 3, classes)
+    np.testing.assert_allclose(logits[1], jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_initialisation_fills_its_bounds_and_norms_start_at_one_and_zero(name):
     model, params = initialised(name)

@@ -20,9 +20,9 @@ from jaxpfl.engine import execution_plan
 
 pytestmark = pytest.mark.slow
 
-OF_THREE = ("adaped, private", "toy medians", "toy clusters", "stored")
-"""Cases of three processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
-SAME = (*(name for name in METHODS if name not in ("adaped", *OF_THREE)), "trained", "persons")
+OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
+"""Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
+SAME = (*(name for name in METHODS if name not in ("adaped", *OF_FOUR)), "trained", "persons")
 OF_TWO = (*SAME, "shares", "refused")
 """Cases of two processes of one device; `adaped` has two devices in each, and also its idle rounds. The last two are
 the rows of each process, and what is refused."""
@@ -92,9 +92,9 @@ def test_two_processes_give_the_numbers_of_one(name):
     assert_equal(of(2, OF_TWO)[name], of_one(name))
 
 
-@pytest.mark.parametrize("name", OF_THREE)
-def test_three_processes_give_the_numbers_of_one(name):
-    assert_equal(of(3, OF_THREE)[name], of_one(name))
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_processes_give_the_numbers_of_one(name):
+    assert_equal(of(4, OF_FOUR)[name], of_one(name))
 
 
 def test_processes_of_two_devices_give_the_same():
