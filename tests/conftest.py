@@ -69,9 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     minutes = config.option.most_minutes
     if minutes is not None and "PYTEST_XDIST_WORKER" not in os.environ:  # workers take it from their parent
         os.environ[_UNTIL] = str(time.time() + 60 * minutes)
-    # Small programs run for milliseconds; those that run for longer are as fast at level 1, and compile in a fifth.
-    level = 0 if config.option.markexpr == "not slow" else 1
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level={level}"
+    # Programs that run for longer than they compile are as fast at level 1, and compile in a fifth; others are compiled
+    # at level 0 (see `_optimizations`).
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
     # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test of
     # its own; tests that ask for devices get them, as do those that use `two_devices`, and commands in processes.
     execution_plan._MOST_DEVICES = 1
@@ -83,8 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_compilation_cache_dir", "")  # a choice, so that `fit` leaves the user's folder alone
         return
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("xdg"))  # commands in processes of their own leave the user's alone
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{worker}")))
+    # All workers, and the default and the slow run, share one folder: its path is a part of JAX's keys.
+    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -177,7 +177,8 @@ def clients_in_turn() -> Iterator[None]:
 def _optimizations(request: pytest.FixtureRequest) -> None:
     """In the slow run: only for programs that run for longer than they compile."""
     own = request.path.relative_to(Path(__file__).parent).as_posix()
-    jax.config.update("jax_disable_most_optimizations", not own.startswith(_COMPUTING))
+    computing = own.startswith(_COMPUTING) and request.config.option.markexpr != "not slow"
+    jax.config.update("jax_disable_most_optimizations", not computing)
 
 
 @pytest.fixture(scope="module", autouse=True)
