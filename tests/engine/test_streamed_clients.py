@@ -81,7 +81,9 @@ def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[
     given = SETTINGS | more
     resident = jaxpfl.fit(method, federation(), **given, plan=ON_DEVICE)
     assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("host")))
-    assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("disk")))
+    assert_same(resident, streamed := jaxpfl.fit(method, federation(), **given, plan=plan("disk")))
+    streamed.simulation.advance(streamed.state, 1)
+    assert streamed.simulation.rounds_run == given["rounds"] + 1
 
 
 @pytest.mark.slow

@@ -53,6 +53,13 @@ def restored(folder: Path, most: int = 9) -> tuple[int, list[str]]:
     return round, said
 
 
+def test_one_alone_stays_when_a_secret_run_ends(folder):
+    """Nor does one whose writing was cut off: it has the key of the noise."""
+    (folder / ".4.partial").mkdir()
+    Checkpoints(folder).keep_only(4)
+    assert [path.name for path in folder.iterdir()] == ["4"]
+
+
 def test_the_last_one_is_restored_without_a_word(folder):
     assert restored(folder) == (4, [])
     assert restored(folder / "none") == (0, [])

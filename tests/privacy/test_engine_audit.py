@@ -181,6 +181,11 @@ def one_key(server):
     return server._replace(init=init, update=update, broadcast=broadcast)
 
 
+def test_noise_that_rounds_of_any_distance_share_cancels_in_a_difference():
+    signs = [int(games.sign(t)) for t in range(16)]
+    assert all(any(a != b for a, b in zip(signs, signs[apart:], strict=False)) for apart in range(1, 9))
+
+
 @pytest.mark.slow
 def test_a_key_that_rounds_share_is_seen_by_a_game(monkeypatch):
     planted(monkeypatch, server=one_key)

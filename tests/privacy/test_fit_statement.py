@@ -214,10 +214,11 @@ def test_a_claim_names_what_it_leaves_open():
     """Patience, the seed, and a start from a model of the same users."""
     given = {"model": "linear", "partition": "iid", "clients": 6, "validation_share": 0.2, "batch_size": 8, "rounds": 4}
     private = PrivacyConfig(noise_multiplier=1.0, delta=DELTA)
-    config = resolve(RunConfig(**given, patience=1, privacy=private))
-    experiment = prepare(config, ("fedavg",))
+    config = resolve(RunConfig(**given, patience=1, privacy=private, warm_start="given.npz"))
+    start = {"head/kernel": np.zeros((64, 10)), "head/bias": np.zeros(10)}
+    experiment = prepare(config, ("fedavg",), initial=start)
     claim = protection_of(experiment.runs["fedavg"], experiment.caveats).statement
-    assert claim.caveats == (STOPPED,)
+    assert claim.caveats == (GIVEN_START, STOPPED)
     assert (claim.noise_seed, STOPPED in str(claim), SEED["run"] in str(claim)) == ("run", True, True)
     checksum = data_checksum(experiment.federation)
     for origin, caveat_of in ((Origin(checksum, True), SPENT_BEFORE), (Origin(checksum, False), SAME_USERS)):

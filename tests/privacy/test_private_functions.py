@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import Algorithm, Client, Message, Server, Upload
+from jaxpfl import Algorithm, Client, ClientContext, Message, Server, Upload
 from jaxpfl.core.protocol import Reduced, ServerContext
 from jaxpfl.privacy import Mechanism, record
 from jaxpfl.privacy.private_sum import _Released, privatize
+from jaxpfl.uploads.compression import compressed, resolve
+from jaxpfl.uploads.compression.uploads import Held
 
 HYPER = {"lr": 0.25}
+CTX = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), 1, jax.random.key(0))
 
 
 def recording(seen: dict[str, tuple[Any, ...]]) -> Algorithm:
@@ -87,10 +90,12 @@ def test_a_client_whose_work_is_not_finite_adds_nothing_to_sum_or_count(wrong):
     mechanism = Mechanism(1.0, 0.5, quantile=0.5, count_stddev=3.0)
     private, hp = privatize(method._replace(clients=(inner,)), HYPER, mechanism)
     message = private.server.broadcast(jax.random.key(0), hp, None, private.server.init(jax.random.key(0), hp, None))
-    _, upload, _ = private.clients[0].update(jax.random.key(0), hp, None, message, None, None)
-    assert upload.total.change.tolist() == [0.0, 0.0]
-    assert float(upload.total.below) == 0.0
-    assert bool(upload.failed)
+    sends = compressed(private, resolve("lossless"), None, feedback=False)  # pyright: ignore[reportArgumentType]
+    for algorithm, held in ((private, None), (sends, Held(None, ()))):
+        _, upload, _ = algorithm.clients[0].update(jax.random.key(0), hp, CTX, message, held, None)
+        assert upload.total.change.tolist() == [0.0, 0.0]
+        assert float(upload.total.below) == 0.0
+        assert bool(upload.failed)
 
 
 @pytest.mark.parametrize(("limit", "below"), [(4.9, -0.5), (5.0, 0.5), (6.0, 0.5)])

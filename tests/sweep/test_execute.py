@@ -35,6 +35,21 @@ def records_of(definition: Any) -> list[Record]:
     return found
 
 
+def rows_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Let there be memory for so many rows; returns the numbers of rows that are tried."""
+    real, sizes = execute._run, []
+
+    def short_of_memory(ready: Any, chunk: slice, *more: Any) -> Any:
+        rows = len(ready.group.runs[chunk])
+        sizes.append(rows)
+        if rows > most:
+            raise OutOfMemoryError("the states need too much")
+        return real(ready, chunk, *more)
+
+    monkeypatch.setattr(execute, "_run", short_of_memory)
+    return sizes
+
+
 @pytest.mark.slow
 def test_rows_are_what_separate_fits_are():
     found = records_of(sweep_of("lr=.05,.5", "adaped.psi_init=1,3", methods=("adaped",)))
@@ -69,7 +84,9 @@ def test_rates_of_failures_are_rows():
 
 
 @pytest.mark.slow
-def test_noise_is_a_number_and_each_run_has_its_claim():
+@pytest.mark.parametrize("most", [1, 2], ids=["one after the other", "side by side"])
+def test_noise_is_a_number_and_each_run_has_its_claim(monkeypatch: pytest.MonkeyPatch, most: int):
+    rows_at_once(monkeypatch, most)
     definition = sweep_of(
         "privacy.noise_multiplier=1,4",
         methods=("fedavg", "local"),
@@ -105,16 +122,7 @@ def test_a_setting_that_diverges_is_told():
 
 @pytest.mark.slow
 def test_rows_that_do_not_fit_run_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch):
-    real, sizes = execute._run, []
-
-    def short_of_memory(ready: Any, chunk: slice, *more: Any) -> Any:
-        rows = len(ready.group.runs[chunk])
-        sizes.append(rows)
-        if rows > 2:
-            raise OutOfMemoryError("the states need too much")
-        return real(ready, chunk, *more)
-
-    monkeypatch.setattr(execute, "_run", short_of_memory)
+    sizes = rows_at_once(monkeypatch, 2)
     found = records_of(sweep_of("lr=.1,.2,.3,.4,.5", seeds=1))
     assert sizes == [5, 3, 2, 2, 1]
     assert [r.settings["lr"] for r in found] == [0.1, 0.2, 0.3, 0.4, 0.5]
