@@ -49,7 +49,7 @@ def trained(capsys, folder: Path, *args: object) -> Path:
         folder.mkdir()
         visits().to_csv(folder / "visits.csv", index=False)
         data = ["--data", f"csv:{folder / 'visits.csv'}", "--client", "hospital"]
-        for command in (["compare", *args, *data, *SHORT, "--output", folder / "run"], ["export", folder / "run"]):
+        for command in (["compare", *SHORT, *args, *data, "--output", folder / "run"], ["export", folder / "run"]):
             result = jaxpfl(capsys, *command)
             assert result.status == 0, result.err
         (folder / "run" / "models").rename(folder / "models")
@@ -229,13 +229,14 @@ assert "jaxpfl" not in sys.modules
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["impute", "impute-client"])
 def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_client(capsys, place, missing):
-    settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100"]
+    settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100", "--split-seed", "1"]
     folder = trained(capsys, place / missing, "fedavg", "ditto", *settings, "--unseen-clients", "1")
     experiment = open_run(folder / "run").experiment()
     unseen, ((mean, *_), (deviation, *_)) = experiment.unseen, experiment.scaling
     rows, own = visits()[visits()["hospital"] == unseen.client_names[0]], unseen.test.client(0)
     asked = rows["age"].isin(np.round(np.asarray(own.x)[: int(own.size), 0] * deviation + mean, 1))
     rows["label"] = rows["label"].where(~asked, "")
+    assert unseen.client_ids[0] < max(experiment.federation.client_ids)  # no new client gets the id, or its fills
     assert 0 < asked.sum() == unseen.test.size[0] < len(rows)
     (folder / "models").rename(folder / "run" / "models")  # --adapt finds the run beside its models
     try:
@@ -248,9 +249,12 @@ def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_cl
     finally:
         (folder / "run" / "models").rename(folder / "models")
     assert result.err == ""
-    right = found["prediction"][asked.to_numpy()] == visits()["label"][asked[asked].index].to_numpy()
+    labels, found_there = visits()["label"][asked[asked].index], found[asked.to_numpy()]
+    chances = [row[f"probability_{label}"] for label, (_, row) in zip(labels, found_there.iterrows(), strict=True)]
     scores = np.load(folder / "run" / "clients.npz")
+    right = found_there["prediction"].to_numpy() == labels.to_numpy()
     assert right.mean() == pytest.approx(scores["ditto/unseen_after_accuracy"][0, 0], rel=1e-6)
+    assert -np.log(chances).mean() == pytest.approx(scores["ditto/unseen_after_loss"][0, 0], rel=1e-4)
     assert np.abs(found.filter(like="prob") - plain.filter(like="prob")).to_numpy().max() > 1e-3
     assert "fedavg does not adapt new clients" in same.err
     assert "has no row with a label: leave out --adapt" in none.err

@@ -115,6 +115,13 @@ def test_without_an_official_test_set_each_client_is_split(partition: str) -> No
             assert len(set(federation.test.y[i][federation.test.mask[i]])) == 2
 
 
+def test_the_last_examples_of_an_ordered_source_are_held_out() -> None:
+    source = toy_source()._replace(ordered=True)
+    federation = federate(source, partition="iid", clients=5, test_share=0.25, validation_share=0.2)
+    for train, validation, test in zip(*(places(federation, s) for s in ("train", "validation", "test")), strict=True):
+        assert train.max() < validation.min() < validation.max() < test.min()
+
+
 @SETTINGS
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=50), st.floats(0.0, 0.99), st.integers(0, 99))
 def test_hold_out_is_stratified(labels: list[int], share: float, seed: int) -> None:

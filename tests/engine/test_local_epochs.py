@@ -79,10 +79,14 @@ def test_head_and_body_share_a_clients_own_steps():
     sizes = (10, 40)
     epochs = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1)
     assert epochs.gradients.training[0].tolist() == [4, 16]
-    halves = {"head_steps": 3, "body_steps": 3}  # a proportion, not a number of steps
-    same = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1, options=halves)
-    assert same.gradients.training[0].tolist() == [4, 16]
-    assert np.array_equal(same.history["train_loss"], epochs.history["train_loss"])
+    # A proportion, not a number of steps: the larger client has eight in a round.
+    given = ({"head_steps": 4}, {"head_steps": 2}, {"head_steps": 1, "body_steps": 3}, {"body_steps": 6})
+    half, *quarters = (fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1, options=of) for of in given)
+    assert np.array_equal(half.history["train_loss"], epochs.history["train_loss"])
+    assert not np.array_equal(half.history["train_loss"], quarters[0].history["train_loss"])
+    for same in quarters:
+        assert same.gradients.training[0].tolist() == [4, 16]
+        assert np.array_equal(same.history["train_loss"], quarters[0].history["train_loss"])
     # Two steps, the first on the head: were the head's share that of the larger client, the body would never move.
     alone, pair = (fitted("fedrep", sizes=(10, 10), model="mlp:4", **work) for work in WORKS)
     assert np.array_equal(alone.history["train_loss"], pair.history["train_loss"])

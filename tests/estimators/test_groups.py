@@ -77,19 +77,19 @@ def test_a_published_analysis_of_variance():
 def test_jit_vmap_and_single_precision():
     _, s, group = data()
     x = jnp.stack([jnp.asarray(data(seed=seed)[0]) for seed in range(3)])
-    together = jax.jit(jax.vmap(functools.partial(ebnm_groups, groups=7), in_axes=(0, None, None)))(
-        x, jnp.asarray(s), jnp.asarray(group)
-    )
+    own_s, own_groups = jnp.asarray(s), jnp.asarray(group)
+    together = jax.jit(jax.vmap(functools.partial(ebnm_groups, groups=9), in_axes=(0, None, None)))(x, own_s, own_groups)
     for i in range(3):
         alone = ebnm_groups(x[i], s, group)
         np.testing.assert_allclose(together.mean[i], alone.mean, rtol=1e-7)
         np.testing.assert_allclose(together.mse[i], alone.mse, rtol=1e-5)
+        np.testing.assert_allclose(together.p_value[i], alone.p_value)
     with jax.enable_x64(False):
         single = ebnm_groups(np.asarray(x[0]), s, group)
         assert single.mean.dtype == jnp.float32
         np.testing.assert_allclose(single.mean, together.mean[0], rtol=1e-3)
     for own, errors in ((x[0].at[3].set(jnp.nan), s), (x[0], jnp.asarray(s).at[3].set(0.0))):
-        spoilt = jax.jit(functools.partial(ebnm_groups, groups=7))(own, errors, jnp.asarray(group))
+        spoilt = jax.jit(functools.partial(ebnm_groups, groups=7))(own, errors, own_groups)
         assert np.isnan(spoilt.mean).all()
         assert np.isnan(spoilt.within)
         assert np.isnan(spoilt.mse).all()

@@ -338,9 +338,11 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     found = json.loads(capsys.readouterr().out)
     with jax.enable_x64(True):
         fit = (ebbinomial_regression if "trials" in kind else ebpoisson_regression)(z, n, x)
+        variance = float((fit.rates.prior_sd**2).mean())
         fit = jax.tree.map(np.asarray, fit)
     np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta, rtol=1e-9)
     assert [row["name"] for row in found["coefficients"]] == ["intercept", "age"]
+    np.testing.assert_allclose(found["estimated"]["sigma_theta"] ** 2, variance, rtol=1e-9)
     with open(out / "estimates.csv") as file:
         rows = list(csv.DictReader(file))
     columns = {"personalized": fit.mean, "regression": fit.rates.prior_mean}
