@@ -229,8 +229,9 @@ assert "jaxpfl" not in sys.modules
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["impute", "impute-client"])
 def test_a_new_client_adapts_to_its_labelled_rows_as_the_run_adapts_an_unseen_client(capsys, place, missing):
-    settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100", "--split-seed", "1"]
-    folder = trained(capsys, place / missing, "fedavg", "ditto", *settings, "--unseen-clients", "1")
+    settings = ["--target", "label", "--ignore", "second,score", "--missing", missing, "--batch-size", "100"]
+    apart = ["--unseen-clients", "1", "--split-seed", "1"]
+    folder = trained(capsys, place / missing, "fedavg", "ditto", *settings, *apart)
     experiment = open_run(folder / "run").experiment()
     unseen, ((mean, *_), (deviation, *_)) = experiment.unseen, experiment.scaling
     rows, own = visits()[visits()["hospital"] == unseen.client_names[0]], unseen.test.client(0)

@@ -77,8 +77,8 @@ def test_a_published_analysis_of_variance():
 def test_jit_vmap_and_single_precision():
     _, s, group = data()
     x = jnp.stack([jnp.asarray(data(seed=seed)[0]) for seed in range(3)])
-    own_s, own_groups = jnp.asarray(s), jnp.asarray(group)
-    together = jax.jit(jax.vmap(functools.partial(ebnm_groups, groups=9), in_axes=(0, None, None)))(x, own_s, own_groups)
+    own_groups, spare = jnp.asarray(group), functools.partial(ebnm_groups, groups=9)
+    together = jax.jit(jax.vmap(spare, in_axes=(0, None, None)))(x, jnp.asarray(s), own_groups)
     for i in range(3):
         alone = ebnm_groups(x[i], s, group)
         np.testing.assert_allclose(together.mean[i], alone.mean, rtol=1e-7)

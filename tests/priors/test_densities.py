@@ -116,6 +116,12 @@ def examples(valid) -> Examples:
     return Examples(lambda logits: logits, jnp.asarray(valid))
 
 
+def divergence_of_classes(teacher, student):
+    """Of a task of its own: ``KL(teacher || student)``, by example."""
+    p, q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(student)
+    return (jnp.exp(p) * (p - q)).sum(axis=-1)
+
+
 def test_distillation_surrogate():
     rng = np.random.default_rng(1)
     teacher, student = rng.normal(size=(2, 4, 3))
@@ -123,9 +129,10 @@ def test_distillation_surrogate():
     valid = np.array([True, True, False, True])
     f = {"kd": (p * np.log(p / q)).sum(1), "reversed-kd": (q * np.log(q / p)).sum(1), "square": ((p - q) ** 2).sum(1)}
     for distance, values in f.items():
-        prior = distillation.prior(distance=distance)
-        got = prior.penalty(distillation.Shared(teacher, 0.8), student, examples(valid))
-        assert float(got) == pytest.approx(np.log(1.6) / 2 + values[valid].mean() / 1.6, rel=1e-10)
+        for own in (None, divergence_of_classes) if distance != "square" else (None,):
+            prior = distillation.prior(distance=distance, own=own)
+            got = prior.penalty(distillation.Shared(teacher, 0.8), student, examples(valid))
+            assert float(got) == pytest.approx(np.log(1.6) / 2 + values[valid].mean() / 1.6, rel=1e-10)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7, 30.0])

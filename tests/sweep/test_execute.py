@@ -2,6 +2,7 @@
 
 Data sets that sweeps share are read once, and wrong test labels change nothing that a sweep chooses, stops or runs."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.records import Journal, Record, load_sweep
-from jaxpfl.runs.setup import load_federation
+from jaxpfl.runs.setup import load_federation, prepare
 from jaxpfl.runs.sweep import definition, execute
 from jaxpfl.runs.sweep.definition import rounds_of
 from jaxpfl.runs.sweep.execute import Data, run_group
@@ -67,10 +68,28 @@ def test_rows_are_what_separate_fits_are():
 
 @pytest.mark.slow
 def test_shares_of_the_clients_and_their_sizes():
-    found = records_of(sweep_of("clients=4,8", "cohort=.5m", seeds=1))
+    found = records_of(sweep_of("clients=4,8", "cohort=.5m", seeds=1, unseen_clients=2))
     sizes = {(r.settings["clients"], r.settings["cohort"]): r.metrics["cohort_size"] for r in found}
     assert sizes == {(4, "0.5m"): 2, (8, "0.5m"): 4}
     assert [r.metrics["client_steps"] for r in found] == [12, 24]
+
+
+@pytest.mark.slow
+def test_errors_of_a_regression_are_averaged_over_examples_by_their_kind(tmp_path: Path):
+    """Mean squares of the headline; absolute errors and R2 as they are."""
+    sizes = zip("abcdef", range(8, 32, 4), strict=True)
+    rows = [f"{client},{x},{0.1 * x * x}" for client, size in sizes for x in range(size)]
+    (tmp_path / "a.csv").write_text("\n".join(["client,x,y", *rows]))
+    columns = {"target": "y", "client": "client", "task": "regression", "partition": "natural", "clients": None}
+    given = CONFIG | {"seeds": 1, "data": f"csv:{tmp_path / 'a.csv'}"} | columns
+    (found,) = records_of(sweep_of("lr=.05", **given))
+    experiment = prepare(resolve(RunConfig(**given, lr=0.05, validation_share=0.2)), ("fedavg",))
+    same = {name: given[name] for name in ("model", "cohort", "local_steps", "batch_size", "rounds", "task", "seeds")}
+    scores = jaxpfl.fit("fedavg", experiment.federation, **same, lr=0.05).scores["after"]
+    mean = functools.partial(np.average, weights=np.asarray(experiment.federation.test.size))
+    want = mean(scores["rmse"][0, -1] ** 2) ** 0.5, mean(scores["mae"][0, -1]), mean(scores["r2"][0, -1])
+    got = [found.metrics[f"personalized_{name}_examples"] for name in ("rmse", "mae", "r2")]
+    np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 @pytest.mark.slow
