@@ -178,7 +178,7 @@ def test_what_no_claim_covers_is_listed_and_not_exported(capsys, tmp_path, unit)
     """Each file of the folder has a kind, which says what it holds; a new kind must be added to `CONTENTS`."""
     methods = {"user": ("local", "fedavg"), "example": ("ditto",)}[unit]
     folder, models, some = tmp_path / "run", tmp_path / "private", ("--private-only", "--method", methods[-1])
-    flags = ("--privacy.unit", unit, *BUDGET, "--tensorboard", "--profile")
+    flags = ("--privacy.unit", unit, *NOISY, "--tensorboard", "--profile")
     flags += ("--plan.clients-in", "disk") * (unit == "example")
     shown = jaxpfl(capsys, "compare", *methods, *SMALL, *flags, "--output", folder)
     assert shown.status == 0, shown.err
