@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -14,12 +15,15 @@ MOST_BYTES = 300_000
 
 FRESH = """
 %reset -f
+import gc
 import jax
 from jaxpfl.engine import execution_plan
 
 jax.config.update("jax_enable_x64", False)
 execution_plan._MOST_DEVICES = 1
 execution_plan._CACHE_BYTES = 0
+gc.freeze()
+gc.set_threshold(20_000, 20, 20)
 """
 """First cell of every notebook, which finds none of the names and settings of the one before."""
 
@@ -38,11 +42,15 @@ def parameters(found: list[Any]) -> int:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Any]:
-    """Kernel that all notebooks share, with what it has imported and compiled."""
+    """Kernel that all notebooks share, with what it has imported, and the programs of the other tests."""
     from jupyter_client.manager import KernelManager
 
-    yield (manager := KernelManager())
-    manager.shutdown_kernel(now=True)
+    with pytest.MonkeyPatch.context() as patch:
+        folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder or "")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        yield (manager := KernelManager())
+        manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.S)
 
 _ROUNDS = re.compile(r"(--rounds |\brounds ?= ?)(\d+)")
 _SEEDS = re.compile(r"(--seeds |\bseeds=)\d+")
+_MORE = {"--random 6": "--random 4", "for left_out in range(4)": "for left_out in range(2)"}
+"""Repetitions that a run at reduced size leaves out: as many drawn settings as on a grid share its program."""
 _PRESET = re.compile(r"^jaxpfl (?:run|compare|sweep) (?!.*--(?:rounds|config|help)).*", re.M)
 
 
@@ -34,6 +36,8 @@ def quicken(code: str) -> str:
     """A block with four rounds, or with a tenth of more than sixty, and two seeds."""
     few = _ROUNDS.sub(lambda found: f"{found[1]}{int(found[2]) // 10 if int(found[2]) > 60 else 4}", code)
     shorter = _SEEDS.sub(r"\g<1>2", few.replace("\\\n", ""))
+    for many, fewer in _MORE.items():
+        shorter = shorter.replace(many, fewer)
     return _PRESET.sub(lambda found: f"{found[0]} --rounds 4 --seeds 2", shorter)
 
 
