@@ -37,10 +37,14 @@ _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
 
 _COMPUTING = (
-    *("statistical/test_mnist_table.py", "statistical/test_regression_studies.py", "statistical/test_digits_order.py"),
+    *("statistical/test_mnist_table.py", "statistical/test_regression_studies.py"),
     *("statistical/test_histogram_reference.py", "compression/test_total_variation.py"),
 )
 """Files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
+
+_IN_TURN = ("cli/", "experiment/", "papers/", "statistical/test_digits_order.py", "test_readme.py", "test_tasks.py")
+"""Files of commands and whole runs: that any number of clients at once gives the same is tested elsewhere, and with
+their files in cli/test_clients_on_disk.py."""
 
 _LONGEST = (
     *("conformance/test_same_numbers.py", "benchmarks/test_benchmarks.py", "mutation/test_faults_are_seen.py"),
@@ -70,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if minutes is not None and "PYTEST_XDIST_WORKER" not in os.environ:  # workers take it from their parent
         os.environ[_UNTIL] = str(time.time() + 60 * minutes)
     # Programs that run for longer than they compile are as fast at level 1, and compile in a fifth; others are compiled
-    # at level 0 (see `_optimizations`).
+    # at level 0 (see `_of_the_file`).
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
     # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test of
     # its own; tests that ask for devices get them, as do those that use `two_devices`, and commands in processes.
@@ -174,9 +178,11 @@ def clients_in_turn() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _optimizations(request: pytest.FixtureRequest) -> None:
-    """In the slow run: only for programs that run for longer than they compile."""
+def _of_the_file(request: pytest.FixtureRequest) -> None:
+    """Clients in turn where that is enough; in the slow run, optimizations of what runs for longer than it compiles."""
     own = request.path.relative_to(Path(__file__).parent).as_posix()
+    if own.startswith(_IN_TURN) and not own.startswith("cli/test_clients_on_disk.py"):
+        request.getfixturevalue("clients_in_turn")
     computing = own.startswith(_COMPUTING) and request.config.option.markexpr != "not slow"
     jax.config.update("jax_disable_most_optimizations", not computing)
 

@@ -9,8 +9,6 @@ from test_task_pages import TASK_PAGES
 from jaxpfl import METHODS
 from jaxpfl.studies.registry import STUDIES
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 # The pages in docs/reference have their links in the site alone.

@@ -22,8 +22,6 @@ from jaxpfl.runs.sweep import runner
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import own_code
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 METHOD = '''
 """A file that prints, and imports a module beside it."""
 from __future__ import annotations

@@ -17,8 +17,6 @@ from jaxpfl.runs import run_folder
 from jaxpfl.runs.run import _trace
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
