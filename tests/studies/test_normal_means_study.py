@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from command import jaxpfl
 from scipy import integrate, special, stats
 
 from jaxpfl.cli import main
@@ -27,13 +28,14 @@ from jaxpfl.support.errors import JaxpflError
 
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     """The one line on standard error of a command that ends with status 2, and prints nothing else."""
-    with pytest.raises(SystemExit) as stop:
-        main(["estimate", "normal-means", *map(str, args)])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
+    said = jaxpfl(capsys, "estimate", "normal-means", *args)
+    assert (said.status, said.out, said.err.count("\n")) == (2, "", 1)
     return said.err
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path) as file:
+        return list(csv.DictReader(file))
 
 
 def numbered(header: str, *columns: np.ndarray) -> str:
@@ -100,13 +102,11 @@ def test_estimates_with_standard_errors(capsys, tmp_path):
     effects, errors = (28, 8, -3, 7, -1, 1, 18, 12), (15, 10, 16, 11, 9, 11, 10, 18)
     rows = "\n".join(f"{name},{x},{s},note" for name, x, s in zip("ABCDEFGH", effects, errors, strict=True))
     path = made(tmp_path, f"School,Estimate,SE,remark\n{rows}\n".replace("School", "client"))
-    main(["estimate", "normal-means", "--csv", str(path), "--json", "--output", str(tmp_path / "out")])
-    found = json.loads(capsys.readouterr().out)
+    found = jaxpfl(capsys, "estimate", "normal-means", "--csv", path, "--json", "--output", tmp_path / "out").json
     assert found["read"] == {"client": "client", "columns": ["estimate", "se"], "ignored": ["remark"]}
     assert {name: round(value, 2) for name, value in found["pooled"].items()} == {"mean": 7.69, "stderr": 4.07}
     assert found["plots"] == ["plots/shrinkage.png"]
-    with open(tmp_path / "out" / "estimates.csv") as file:
-        clients = list(csv.DictReader(file))
+    clients = rows_of(tmp_path / "out" / "estimates.csv")
     assert [row["client"] for row in clients] == list("ABCDEFGH")
     for row in clients:  # the likeliest spread is zero, and nothing is the surer for it
         assert float(row["low"]) < float(row["personalized"]) < float(row["high"])
@@ -125,8 +125,7 @@ def test_successes_and_counts(capsys, tmp_path):
         out = tmp_path / f"{header},{prior}"
         main(["estimate", "normal-means", "--csv", str(path), "--prior", prior, "--output", str(out)])
         assert f"read as: {header} of 4 clients" in capsys.readouterr().out
-        with open(out / "estimates.csv") as file:
-            clients = list(csv.DictReader(file))
+        clients = rows_of(out / "estimates.csv")
         np.testing.assert_allclose([float(row["personalized"]) for row in clients], fit.mean, rtol=1e-9)
         assert [row["client"] for row in clients] == ["c0", "c1", "c2", "c3"]
         for row in clients:
@@ -142,15 +141,13 @@ def test_estimates_about_covariates(capsys, tmp_path):
     path = made(tmp_path, f"ID,estimate,se,Year,income\n{rows}\n")
     out = tmp_path / "out"
     own = ("--csv", str(path), "--covariates", "Income", "year", "--level", "0.9")
-    main(["estimate", "normal-means", *own, "--json", "--output", str(out)])
-    found = json.loads(capsys.readouterr().out)
+    found = jaxpfl(capsys, "estimate", "normal-means", *own, "--json", "--output", str(out)).json
     with jax.enable_x64(True):
         fit = fay_herriot(x, s, z)
         low, high = fit.interval(0.9)
         risk = fit.risk
     fit = jax.tree.map(np.asarray, fit)
-    with open(out / "estimates.csv") as file:
-        clients = list(csv.DictReader(file))
+    clients = rows_of(out / "estimates.csv")
     assert [row["client"] for row in clients] == [f"c{i}" for i in range(12)]
     columns = {"personalized": fit.mean, "personalized_stderr": fit.mse**0.5, "low": low, "high": high}
     for name, values in {**columns, "regression": fit.regression, "residual": fit.residual}.items():
@@ -249,8 +246,7 @@ def test_clients_in_groups(capsys, tmp_path):
     path, x, s, group = pupils(tmp_path)
     out = tmp_path / "out"
     options = ("--groups", "school", "--level", "0.9")
-    main(["estimate", "normal-means", "--csv", str(path), *options, "--json", "--output", str(out)])
-    found = json.loads(capsys.readouterr().out)
+    found = jaxpfl(capsys, "estimate", "normal-means", "--csv", path, *options, "--json", "--output", out).json
     with jax.enable_x64(True):
         fit = ebnm_groups(x, s, group)
         ends, group_ends = fit.interval(0.9), fit.group_interval(0.9)
@@ -263,14 +259,12 @@ def test_clients_in_groups(capsys, tmp_path):
     np.testing.assert_allclose(
         [found["groups_differ"]["p_value"], found["risk"]["personalized"]], [fit.group_p_value, risk]
     )
-    with open(out / "estimates.csv") as file:
-        clients = list(csv.DictReader(file))
+    clients = rows_of(out / "estimates.csv")
     assert [row["group"] for row in clients] == [f"s{g}" for g in group]
     columns = {"personalized": fit.mean, "personalized_stderr": fit.mse**0.5, "low": ends[0], "high": ends[1]}
     for name, values in {**columns, "group_mean": fit.group_mean[group], "residual": fit.residual}.items():
         np.testing.assert_allclose([float(row[name]) for row in clients], values, rtol=1e-9, atol=1e-12)
-    with open(out / "groups.csv") as file:
-        groups = list(csv.DictReader(file))
+    groups = rows_of(out / "groups.csv")
     assert [(row["group"], row["clients"]) for row in groups] == [(f"s{g}", "4") for g in range(6)]
     columns = {"mean": fit.group_mean, "stderr": fit.group_mse**0.5, "low": group_ends[0], "high": group_ends[1]}
     for name, values in columns.items():
@@ -293,8 +287,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
         fit = ebnm(x, s, prior=prior, weights=w)
         low, high = fit.interval()
         low, high = np.minimum(low, fit.mean), np.maximum(high, fit.mean)  # an NPMLE's mean may lie between atoms
-    with open(out / "estimates.csv") as file:
-        clients = list(csv.DictReader(file))
+    clients = rows_of(out / "estimates.csv")
     for name, values in {"personalized": fit.mean, "personalized_stderr": fit.sd, "low": low, "high": high}.items():
         np.testing.assert_allclose([float(row[name]) for row in clients], values, rtol=1e-6, atol=1e-9)
     found = json.loads((out / "summary.json").read_text())
@@ -333,9 +326,8 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     z = rng.binomial(n, 1 / (1 + np.exp(1 - x + 0.5 * rng.normal(size=40))))
     path, out = tmp_path / "own.csv", tmp_path / "out"
     path.write_text(f"client,{kind},age\n" + "\n".join(f"{i},{z[i]},{n[i]},{float(x[i])!r}" for i in range(40)))
-    command = ["estimate", "normal-means", "--csv", str(path), "--covariates", "age"]
-    main([*command, "--json", "--output", str(out)])
-    found = json.loads(capsys.readouterr().out)
+    given = ("--csv", path, "--covariates", "age", "--json", "--output", out)
+    found = jaxpfl(capsys, "estimate", "normal-means", *given).json
     with jax.enable_x64(True):
         fit = (ebbinomial_regression if "trials" in kind else ebpoisson_regression)(z, n, x)
         variance = float((fit.rates.prior_sd**2).mean())
@@ -343,8 +335,7 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta, rtol=1e-9)
     assert [row["name"] for row in found["coefficients"]] == ["intercept", "age"]
     np.testing.assert_allclose(found["estimated"]["sigma_theta"] ** 2, variance, rtol=1e-9)
-    with open(out / "estimates.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out / "estimates.csv")
     columns = {"personalized": fit.mean, "regression": fit.rates.prior_mean}
     for name, values in columns.items():
         np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-9)

@@ -9,14 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from command import jaxpfl
 
 from jaxpfl.benchmarks import studies as benchmark_studies
 from jaxpfl.benchmarks.studies.histogram import study as histogram
-from jaxpfl.cli import estimate, main
+from jaxpfl.cli import estimate
 from jaxpfl.cli.parsing import fields_of
 from jaxpfl.studies import registry, when
 from jaxpfl.studies.study import Options, Read, Results, Study
@@ -84,21 +85,6 @@ def numbers(results: Results) -> dict[str, Any]:
     return jsonable({key: value for key, value in results.json.items() if key != "settings"})
 
 
-class Called(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: Any) -> Called:
-    status = 0
-    try:
-        main(["estimate", *map(str, args)])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    return Called(status, *capsys.readouterr())
-
-
 def flags(name: str) -> list[str]:
     found: list[str] = []
     for key, value in changes(name).items():
@@ -123,7 +109,7 @@ def test_help(capsys, name):
     study, line = registry.get(name), registry.STUDIES[name]
     assert line.endswith(".")
     assert len(line) < 120
-    listed, own = call(capsys, "--help"), call(capsys, name, "--help")
+    listed, own = jaxpfl(capsys, "estimate", "--help"), jaxpfl(capsys, "estimate", name, "--help")
     assert listed.status == own.status == 0
     assert f"  {name} " in listed.out
     kinds = [kind for kind in (study.settings, study.options) if kind is not None]
@@ -165,7 +151,7 @@ def test_seeds_that_would_be_those_of_another_run_are_refused(name):
 def test_a_refusal_is_one_line_and_leaves_no_folder(capsys, tmp_path, name):
     field = next(f.name for f in dataclasses.fields(small(name)) if f.type in ("int", "float") and "seed" not in f.name)
     flag = f"--{field.replace('_', '-')}"
-    found = call(capsys, name, *flags(name), flag, "-1", "--json", "--output", tmp_path / "out")
+    found = jaxpfl(capsys, "estimate", name, *flags(name), flag, "-1", "--json", "--output", tmp_path / "out")
     assert (found.status, found.out) == (2, "")
     assert found.err.startswith("error: ")
     assert found.err.count("\n") == 1
@@ -251,7 +237,7 @@ def test_the_output_folder_holds_what_is_said(capsys, tmp_path, monkeypatch, nam
     once = dataclasses.replace(study, results=results)
     made(name)
     monkeypatch.setattr(registry, "get", lambda asked: {name: once}[asked])
-    first = call(capsys, name, *flags(name), "--json", "--output", folder)
+    first = jaxpfl(capsys, "estimate", name, *flags(name), "--json", "--output", folder)
     assert (first.status, first.err) == (0, "")
     printed, stored = json.loads(first.out), json.loads((folder / "summary.json").read_text())
     assert printed == stored
@@ -267,10 +253,10 @@ def test_a_study_replaces_its_own_folder_alone(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(when, "write_plots", lambda folder, given: [save(new_axes("", "", "")[0], folder, "phases")])
     folder = tmp_path / "out"
     for _ in range(2):
-        made = call(capsys, "when", "--output", folder)
+        made = jaxpfl(capsys, "estimate", "when", "--output", folder)
         assert made.status == 0
         assert made.out.endswith(f"results: {folder} (summary.json, plots/)\n")
-    refused = call(capsys, "ditto", "--output", folder)
+    refused = jaxpfl(capsys, "estimate", "ditto", "--output", folder)
     assert (refused.status, refused.out) == (2, "")
     assert f"{folder} contains plots but no results of jaxpfl estimate ditto: choose another --output" in refused.err
 
@@ -278,7 +264,7 @@ def test_a_study_replaces_its_own_folder_alone(capsys, tmp_path, monkeypatch):
 def test_an_unknown_study_suggests_the_nearest(capsys):
     with pytest.raises(JaxpflError, match="unknown study 'gausian': did you mean 'gaussian'"):
         registry.get("gausian")
-    assert "did you mean 'gaussian'" in call(capsys, "gausian").err
+    assert "did you mean 'gaussian'" in jaxpfl(capsys, "estimate", "gausian").err
 
 
 @pytest.mark.slow
@@ -323,15 +309,8 @@ def test_values_of_every_kind():
 def test_the_command_in_a_folder_gives_its_results_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     table = tmp_path / "table.csv"
     table.write_text("client,estimate,se\n" + "".join(f"c{i},{i % 5},{1 + i % 3}\n" for i in range(12)))
-    given = ["--csv", str(table), "--prior", "normal", "--level", "0.9", "--output", str(tmp_path / "out")]
-    main(["estimate", "normal-means", *given, "--json"])
-    first = json_of(capsys)
-    main([*first["command"][1:], "--json"])
-    second = json_of(capsys)
-    assert second.items() <= first.items()
-    main(["report", str(tmp_path / "out")])
+    given = ("--csv", table, "--prior", "normal", "--level", "0.9", "--output", tmp_path / "out")
+    first = jaxpfl(capsys, "estimate", "normal-means", *given, "--json").json
+    assert jaxpfl(capsys, *first["command"][1:], "--json").json.items() <= first.items()
+    assert jaxpfl(capsys, "report", tmp_path / "out").status == 0
     assert shlex.join(first["command"]) + " --output NEW_FOLDER" in (tmp_path / "out" / "report.html").read_text()
-
-
-def json_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out)

@@ -32,7 +32,7 @@ def timeless(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def jaxpfl(capsys: pytest.CaptureFixture[str], *args: str) -> Result:
+def jaxpfl(capsys: pytest.CaptureFixture[str], *args: object) -> Result:
     """Calls ``jaxpfl ARGS``."""
     try:
         main([str(a) for a in args])
