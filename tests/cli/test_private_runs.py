@@ -107,6 +107,11 @@ def test_other_mechanisms(capsys, tmp_path, method, flags):
 NOISY = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3"]
 
 
+def key_is_gone(folder):
+    run = open_run(folder)
+    return noise_keys.is_gone(last_state(run, run.experiment(), "fedavg", 0)[1])
+
+
 @pytest.mark.slow
 def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     args = ["run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "secret"]
@@ -118,9 +123,11 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     assert claim["noise_seed"] == "secret"
     assert "noise from the operating system" in claim["says"]
     assert [path.name for path in (folder / "checkpoints" / "fedavg").iterdir()] == ["4"]
-    run = open_run(folder)
-    _, state = last_state(run, run.experiment(), "fedavg", 0)
-    assert noise_keys.is_gone(state)
+    assert key_is_gone(folder)
+    still = ("--patience", "1", "--validation-share", "0.3", "--lr", "1e-9", "--rounds", "8", "--eval-every", "1")
+    jaxpfl(capsys, *args, *still, "--output", tmp_path / "early")
+    assert [path.name for path in (tmp_path / "early" / "checkpoints" / "fedavg").iterdir()] != ["8"]
+    assert key_is_gone(tmp_path / "early")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     refused = jaxpfl(capsys, *args, "--output", folder, "--resume", "--rounds", "6")
     assert refused.status == 2

@@ -1,11 +1,14 @@
 """Statements of `fit` about private runs, and its refusals."""
 
+import json
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import jaxpfl
 from jaxpfl.algorithms.parts import private_em
@@ -16,6 +19,7 @@ from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import Mechanism, PrivacyConfig, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START, SAME_USERS, SEED, SPENT_BEFORE, STOPPED
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.export import parameters_origin
 from jaxpfl.runs.setup import Origin, caveat, data_checksum, prepare, protection_of
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
@@ -104,6 +108,8 @@ def test_noise_of_steps_is_hidden_by_others_only_where_steps_do_not_stretch_it()
     assert not far.linear
     assert near.multiplier > far.multiplier
     assert not plans("fedavg", steps, full(4), client_optimizer="sgd:momentum=0.9").noise.linear
+    for joint in (False, True):
+        assert not plans("adaped", Mechanism(2.0, noise="per_step", joint=joint), full(4)).noise.linear
 
 
 @pytest.mark.parametrize(
@@ -188,12 +194,29 @@ def test_equal_runs_are_refused_unless_their_noise_differs(federation):
         assert not np.array_equal(first, second)
 
 
+class Trained(nnx.Module):
+    """A module that comes with its parameters."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dense(x.reshape(x.shape[0], -1))
+
+
 @pytest.mark.slow
 def test_a_start_from_given_parameters_is_said(federation):
     parameters = {"head": {"kernel": np.zeros((64, 10)), "bias": np.zeros(10)}}
-    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0), warm_start=parameters)
-    assert result.statement(DELTA).caveats == (GIVEN_START,)
-    assert GIVEN_START in str(result.statement(DELTA))
+    for given in ({"warm_start": parameters}, {"model": Trained()}):
+        result = jaxpfl.fit("fedavg", federation, **SETTING | given, privacy=Mechanism(1.0))
+        assert result.statement(DELTA).caveats == (GIVEN_START,)
+        assert GIVEN_START in str(result.statement(DELTA))
+
+
+@pytest.mark.parametrize(("asked", "private"), [(0.0, False), (1.0, True)])
+def test_a_model_whose_run_only_clipped_is_not_private(tmp_path, asked, private):
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"privacy": {"noise_multiplier": asked}}, "data": 7}))
+    assert parameters_origin(str(tmp_path)) == Origin(7, private)
 
 
 def test_cohorts_that_are_cut_are_said():

@@ -9,6 +9,9 @@ import mpmath
 import numpy as np
 import pytest
 
+from jaxpfl.estimators import release
+from jaxpfl.estimators.base import every
+from jaxpfl.estimators.gaussian import personalized as personalized_gaussian
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.studies import gaussian
@@ -102,6 +105,18 @@ def test_messages_under_other_budgets_or_bounds_share_no_randomness():
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(1000)  # false alarms 6e-7
     bits = [np.sign(local.one_bit(KEY, x, 1.0, epsilon)) for epsilon in (0.5, 0.6)]
     assert abs(np.mean(bits[0] * bits[1])) < 5 / math.sqrt(1000)
+    sent = [release.discrete_gaussian(1.0, 8, discrete_gaussian.table(s)).send for s in (40.0, 50.0)]
+    a, b = (np.asarray(jax.jit(send)(KEY, x)) for send in sent)
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(1000)
+
+
+def test_a_private_message_tells_of_the_mean_alone():
+    """Two clients whose samples have one mean and another scatter send the same."""
+    estimator = personalized_gaussian(st2=0.2, sx2=0.5, release=release.gaussian(1.0, 1.0))
+    clients = every(jnp.array([[[0.2], [0.4]], [[0.1], [0.5]]]))
+    sent = jax.vmap(estimator.summarize, in_axes=(None, None, 0))(KEY, None, clients)
+    for leaf in jax.tree.leaves(sent):
+        np.testing.assert_allclose(leaf[0], leaf[1], rtol=1e-6)
 
 
 def test_mean_and_values_of_messages():

@@ -135,11 +135,13 @@ def test_other_runs_have_streams_of_their_own(federation):
     own = [{"client_optimizer": lambda rate, m=m: optax.sgd(rate, m)} for m in (0.6, 0.7)]
     secret = replace(CENTRAL, noise_seed="secret")
     every = keys(federation, "fedavg", CENTRAL, seeds=[5, 5]) + keys(other, "fedavg", CENTRAL)
-    for privacy, more in ((CENTRAL, {"local_steps": 3}), *((CENTRAL, one) for one in own), (secret, {}), (secret, {})):
+    slow = [{"stragglers": 0.5, "same_stragglers": same} for same in (False, True)]
+    plain = [(CENTRAL, more) for more in ({"local_steps": 3}, *own, *slow)]
+    for privacy, more in (*plain, (secret, {}), (secret, {})):
         every += keys(federation, "fedavg", privacy, **more)
     for z, limit in ((1.0, 0.5), (2.0, 0.5), (1.0, 0.6)):  # neither is a hyper-parameter of AdaMix
         every += keys(federation, "adamix", replace(CENTRAL, noise_multiplier=z, clipping_norm=limit))
-    assert len(set(every)) == len(every) == 11
+    assert len(set(every)) == len(every) == 13
 
 
 def test_what_is_no_other_run_has_the_same_noise(federation):

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from jaxpfl.cli import main
 from jaxpfl.estimators import gaussian_closed_form
 from jaxpfl.estimators.empirical_bayes import unit_level
+from jaxpfl.privacy import local_dp
 from jaxpfl.studies import bernoulli as own_bernoulli
 from jaxpfl.studies import gaussian as own_gaussian
 from jaxpfl.studies import own_clients
@@ -36,6 +38,35 @@ def write(path: Path, clients) -> Path:
 def contained(columns: dict) -> bool:
     low, at, high = (np.array(columns[name]) for name in ("low", "personalized", "high"))
     return bool(((low <= at) & (at <= high)).all())
+
+
+class Asked(Exception):
+    """Carries the arguments of a function out of a study before anything is computed."""
+
+
+def asked(*arguments: Any) -> Any:
+    raise Asked(*arguments)
+
+
+def test_noise_for_a_file_is_that_of_its_own_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own_gaussian, "private_release", asked)
+    path = write(tmp_path / "own.csv", np.random.default_rng(0).normal(size=(30, 2)))
+    with pytest.raises(Asked) as stopped:
+        own_gaussian.estimate_file(path, GaussianSettings(epsilon=1.0, delta=1e-3))
+    known, stddev = stopped.value.args
+    assert known.bound != GaussianSettings().bound
+    assert stddev == pytest.approx(local_dp.analytic_gaussian_stddev(1.0, 1e-3, 2 * known.bound))
+
+
+def test_the_key_of_private_bits_knows_which_samples_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A sample 0 is not a missing one."""
+    monkeypatch.setattr(own_clients, "estimates", asked)
+    keys = set()
+    for clients in ([[0, 1, 1], [1, 0]], [[0, 1, 1], [1, 0, 0]]):
+        with pytest.raises(Asked) as stopped:
+            own_bernoulli.estimate_file(write(tmp_path / "own.csv", clients), BernoulliSettings(epsilon=1.0))
+        keys.add(tuple(np.asarray(jax.random.key_data(stopped.value.args[1])).tolist()))
+    assert len(keys) == 2
 
 
 @pytest.mark.slow
