@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from jaxpfl import JaxpflError
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import LocalEpochs
 from jaxpfl.data.batching import draw_batches, plan_batches
+from jaxpfl.engine.build import simulation_of
+from jaxpfl.engine.spec import RunSpec
 
 SIZES = (3, 8, 17, 24)
 BATCH = 5
@@ -27,9 +30,12 @@ def federation(sizes=SIZES, first=0):
     return jaxpfl.stack_clients([client(n) for n in sizes], test=[client(6) for _ in sizes], client_ids=list(ids))
 
 
-def fitted(method="fedavg", sizes=SIZES, **more):
-    given = {"model": "linear", "rounds": 2, "batch_size": BATCH, "seeds": 1, "num_classes": 3} | more
-    return jaxpfl.fit(method, federation(sizes), **given)
+def trained(method="fedavg", sizes=SIZES, rounds=2, **more):
+    """State, history, and gradients in training and in personalization."""
+    given = {"model": "linear", "batch_size": BATCH, "num_classes": 3} | more
+    simulation = simulation_of(RunSpec(method=jaxpfl.METHODS[method], **given), federation(sizes))
+    state, history = simulation.advance(simulation.init([0]), rounds)
+    return state, history, simulation.gradients(state)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -55,69 +61,65 @@ def test_a_round_is_so_many_passes(epochs):
 @pytest.mark.slow
 def test_clients_of_one_size_are_those_of_as_many_steps():
     sizes = (20, 20, 20)
-    epochs, steps = (fitted(sizes=sizes, **work) for work in ({"local_epochs": 1}, {"local_steps": 4}))
-    assert np.array_equal(epochs.personalized_accuracy, steps.personalized_accuracy)
-    assert np.array_equal(epochs.history["train_loss"], steps.history["train_loss"])
+    epochs, steps = (trained(sizes=sizes, **work) for work in ({"local_epochs": 1}, {"local_steps": 4}))
+    chex.assert_trees_all_equal(epochs[0].server, steps[0].server)
+    assert np.array_equal(epochs[1]["train_loss"], steps[1]["train_loss"])
 
 
 @pytest.mark.slow
 def test_each_clients_gradients_are_those_of_its_own_steps():
-    for method, each in (("fedavg", 1), ("ditto", 2), ("fedem", 3)):
+    for method, each in (("fedavg", 1), ("fedem", 3)):
         options = {"components": 3} if method == "fedem" else {}
-        found = fitted(method, local_epochs=1, options=options)
-        assert found.gradients.training[0].tolist() == [2 * each * count for count in STEPS]
+        *_, gradients = trained(method, local_epochs=1, options=options)
+        assert gradients.training[0].tolist() == [2 * each * count for count in STEPS]
 
 
 @pytest.mark.slow
 def test_fine_tuning_takes_passes_of_its_own():
-    found = fitted("fedavg-ft", local_steps=2, options={"fine_tune_epochs": 2})
+    given = {"model": "linear", "batch_size": BATCH, "num_classes": 3, "rounds": 2, "local_steps": 2}
+    found = jaxpfl.fit("fedavg-ft", federation(), options={"fine_tune_epochs": 2}, **given)
     assert found.gradients.training[0].tolist() == [4] * 4
     assert found.gradients.personalization.tolist() == LocalEpochs(2, BATCH).on_host(np.array(SIZES)).tolist()
 
 
 @pytest.mark.slow
 def test_head_and_body_share_a_clients_own_steps():
-    sizes = (10, 40)
-    epochs = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1)
-    assert epochs.gradients.training[0].tolist() == [4, 16]
+    given = {"method": "fedrep", "model": "mlp:4"}
     # A proportion, not a number of steps: the larger client has eight in a round.
-    given = ({"head_steps": 4}, {"head_steps": 2}, {"head_steps": 1, "body_steps": 3}, {"body_steps": 6})
-    half, *quarters = (fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1, options=of) for of in given)
-    assert np.array_equal(half.history["train_loss"], epochs.history["train_loss"])
-    assert not np.array_equal(half.history["train_loss"], quarters[0].history["train_loss"])
-    for same in quarters:
-        assert same.gradients.training[0].tolist() == [4, 16]
-        assert np.array_equal(same.history["train_loss"], quarters[0].history["train_loss"])
+    options = {}, {"head_steps": 4}, {"head_steps": 2}, {"head_steps": 1, "body_steps": 3}, {"body_steps": 6}
+    found = [trained(sizes=(10, 40), local_epochs=1, options=of, **given) for of in options]
+    assert [gradients.training[0].tolist() for *_, gradients in found] == [[4, 16]] * 5
+    default, half, *quarters = (history["train_loss"] for _, history, _ in found)
+    assert np.array_equal(half, default)
+    assert not np.array_equal(half, quarters[0])
+    assert all(np.array_equal(same, quarters[0]) for same in quarters)
     # Two steps, the first on the head: were the head's share that of the larger client, the body would never move.
-    alone, pair = (fitted("fedrep", sizes=(10, 10), model="mlp:4", **work) for work in WORKS)
-    assert np.array_equal(alone.history["train_loss"], pair.history["train_loss"])
-
-
-WORKS = ({"local_epochs": 1}, {"local_steps": 2})
+    alone, pair = (trained(sizes=(10, 10), **given, **work)[1] for work in ({"local_epochs": 1}, {"local_steps": 2}))
+    assert np.array_equal(alone["train_loss"], pair["train_loss"])
 
 
 @pytest.mark.slow
 def test_slow_clients_take_fewer_of_their_own_steps():
-    found = fitted(local_epochs=1, stragglers=1.0, rounds=8)
+    found = trained(local_epochs=1, stragglers=1.0, rounds=8)[2].training[0]
     key, own = jax.random.key(0), np.array(STEPS)
     draw = jax.jit(jax.vmap(functools.partial(Availability(stragglers=1.0).step_limit, key), in_axes=(None, 0, 0)))
     taken = sum(np.asarray(draw(r, np.arange(len(own)), own)) for r in range(8))
-    assert found.gradients.training[0].tolist() == taken.tolist()
+    assert found.tolist() == taken.tolist()
     assert (taken[1:] < 8 * own[1:]).all()
 
 
 @pytest.mark.parametrize("method", ["l2gd", "network-lasso"])
 def test_methods_whose_update_has_tau_refuse_epochs(method):
     with pytest.raises(JaxpflError, match="set local_steps, not local_epochs"):
-        fitted(method, local_epochs=1)
+        trained(method, local_epochs=1)
 
 
 @pytest.mark.slow
 def test_numbers_are_the_same_under_any_plan():
-    found = [fitted("ditto", local_epochs=1, plan=jaxpfl.ExecutionPlan(clients=how)) for how in ("map", "vmap", 2)]
-    for other in found[1:]:
-        for a, b in zip(*(jax.tree.leaves(one.state.clients) for one in (found[0], other)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    found = [trained("ditto", local_epochs=1, plan=jaxpfl.ExecutionPlan(clients=how)) for how in ("map", "vmap", 2)]
+    for state, _, gradients in found:
+        assert gradients.training[0].tolist() == [2 * 2 * count for count in STEPS]
+        chex.assert_trees_all_close(state.clients, found[0][0].clients, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

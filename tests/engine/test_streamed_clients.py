@@ -77,23 +77,20 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
         slow("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
     ],
 )
-def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[str, Any]) -> None:
-    given = SETTINGS | more
+def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """AdaPeD's data on disk are memory-mapped."""
+    given, mapped = SETTINGS | more, federation()
     resident = jaxpfl.fit(method, federation(), **given, plan=ON_DEVICE)
     assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("host")))
-    assert_same(resident, streamed := jaxpfl.fit(method, federation(), **given, plan=plan("disk")))
-    streamed.simulation.advance(streamed.state, 1)
-    assert streamed.simulation.rounds_run == given["rounds"] + 1
-
-
-@pytest.mark.slow
-def test_data_may_be_memory_mapped(tmp_path: Path) -> None:
-    whole = federation()
-    np.save(tmp_path / "x.npy", np.asarray(whole.train.examples.x))
-    mapped = whole.train.with_examples(np.load(tmp_path / "x.npy", mmap_mode="r"))
-    in_file = jaxpfl.fit("adaped", whole._replace(train=mapped), **SETTINGS, plan=plan("disk"))
-    assert isinstance(in_file.simulation.federations[0].train.examples.x, np.memmap)
-    assert_same(jaxpfl.fit("adaped", whole, **SETTINGS, plan=ON_DEVICE), in_file)
+    if method == "adaped":
+        np.save(tmp_path / "x.npy", np.asarray(mapped.train.examples.x))
+        in_file = mapped.train.with_examples(np.load(tmp_path / "x.npy", mmap_mode="r"))
+        mapped = mapped._replace(train=in_file)
+    on_disk = jaxpfl.fit(method, mapped, **given, plan=plan("disk"))
+    assert isinstance(on_disk.simulation.federations[0].train.examples.x, np.memmap) == (method == "adaped")
+    assert_same(resident, on_disk)
+    on_disk.simulation.advance(on_disk.state, 1)
+    assert on_disk.simulation.rounds_run == given["rounds"] + 1
 
 
 @pytest.mark.slow
