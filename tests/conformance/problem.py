@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 from toys import CASES, Medians, availability, participation
 
@@ -21,6 +21,7 @@ from jaxpfl.core.types import Examples
 from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.engine.tasks import make_task
+from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
 
@@ -51,7 +52,7 @@ def simulate(
     *,
     plan: ExecutionPlan | None = None,
     cohort: int | float | None = 4,
-    model: str | None = None,
+    model: Any = None,
     batch_size: int = 6,
     dtype: type = np.float32,
     wrap=lambda algorithm: algorithm,
@@ -79,24 +80,65 @@ def simulate(
     )
 
 
+WHOLE = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8)
+"""One client, one run after another, on one device."""
+
+
+def numbers(
+    method: Method, federation: Federation | None = None, *, plan: ExecutionPlan | None = WHOLE, **given
+) -> dict:
+    """Three rounds of two seeds of a method in float64."""
+    with jax.enable_x64(True):
+        simulation = simulate(method, federation or ragged_federation(), plan=plan, dtype=np.float64, **given)
+        return outcome(simulation, 3, (1, 2))
+
+
 @functools.cache
 def reference(name: str, cohort: int | float | None = 4) -> dict:
-    """Three rounds of two seeds of a case in float64, one client, one run after another on one device.
+    """Three rounds of two seeds of a case in float64, as `WHOLE` executes them.
 
     The numbers that every other way of execution must give, made once for all tests of a process that compare.
     """
-    with jax.enable_x64(True):
-        plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8)
-        return outcome(
-            simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2)
-        )
+    return numbers(CASES[name], cohort=cohort)
 
 
 def streamed(name: str) -> Simulation:
     """The same case with its clients in host memory."""
-    plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8, clients_in="host")
+    plan = dataclasses.replace(WHOLE, clients_in="host")
     make = functools.partial(StreamedSimulation, where="host")
     return simulate(CASES[name], ragged_federation(), plan=plan, dtype=np.float64, make=make)
+
+
+def choose(method: Method, **choices: Any) -> Method:
+    """The method with other choices of the local work."""
+
+    def build(task, work, **options):
+        return method.build(task, dataclasses.replace(work, **choices), **options)
+
+    return method._replace(build=build)
+
+
+def traced_once(algorithm: Algorithm) -> Algorithm:
+    """The algorithm, whose server's update can be traced once."""
+    chex.clear_trace_counter()  # chex counts functions of one source together
+    update = chex.assert_max_traces(algorithm.server.update, n=1)
+    return algorithm._replace(server=algorithm.server._replace(update=update))
+
+
+def assert_continues(simulation: Simulation, folder: Path) -> None:
+    """Check that a state that went through a checkpoint continues to the bit, however its rounds are parted."""
+    whole, history = simulation.advance(simulation.init([0, 1]), 5)
+    state, _ = simulation.advance(simulation.init([0, 1]), 2)
+    Checkpoints(folder).save(2, state, 1.5)
+    given, seconds = Checkpoints(folder).restore(simulation.init([0, 1]), 2, print)
+    assert seconds == 1.5
+    again, _ = simulation.advance(given, 1)
+    assert {leaf.is_deleted() for leaf in jax.tree.leaves((given.server, given.clients))} == {simulation.plan.donate}
+    again, last = simulation.advance(again, 2)
+    chex.assert_trees_all_equal(
+        (whole._replace(key=(), noise=()), jax.tree.map(lambda a: a[:, 3:], history)),
+        (again._replace(key=(), noise=()), last),
+    )
 
 
 def watched(algorithm: Algorithm, calls: list) -> Algorithm:
@@ -124,8 +166,8 @@ def reordered(simulation: Simulation, result: dict) -> dict:
     return result | {"state": moved(simulation, result["state"], ORDER), "scores": scores}
 
 
-def spoiled(federation: Federation) -> Federation:
-    """NaN and labels of no class between the clients of what a method may see."""
+def disguised(federation: Federation) -> Federation:
+    """The same clients with larger capacities; NaN and labels of no class between them in what a method may see."""
 
     def spoil(split):
         real, apart = split.flat(), 3 * np.arange(1, 1 + len(split.size), dtype=np.int32)
@@ -136,13 +178,9 @@ def spoiled(federation: Federation) -> Federation:
         start = (np.cumsum(split.size) - split.size).astype(np.int32) + apart
         return dataclasses.replace(split, examples=Examples(x, y), start=start)
 
-    return federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
-
-
-def padded(federation: Federation) -> Federation:
-    """The same clients with larger capacities."""
     splits = zip(federation.all_splits, (7, 3, 3), strict=True)
-    return Federation(federation.client_ids, *(split.bounded(split.capacity + more) for split, more in splits))
+    train, validation, test = (split.bounded(split.capacity + more) for split, more in splits)
+    return federation._replace(train=spoil(train), validation=spoil(validation), test=test)
 
 
 def graph_of(federation: Federation) -> graphs.Graph:
@@ -162,17 +200,22 @@ def outcome(simulation: Simulation, rounds: int, seeds=(3,), scored: bool = True
     return jax.tree.map(np.asarray, tree | {"scores": scores})
 
 
-def lose_round(simulation: Simulation, state: Any) -> None:
-    """Check that nothing but noise moves the server in a round in which every client diverges, not even momentum."""
+def lose_round(simulation: Simulation, state: Any) -> dict:
+    """Check that nothing but noise moves the server in a round in which every client diverges, not even momentum.
+
+    The state is taken, as by `Simulation.advance`; returns the round's history.
+    """
     if simulation.algorithm.noise is not None:
-        return
+        return {}
     real, before = simulation._inputs, jax.tree.map(np.array, state.server)
-    simulation._inputs = jax.tree.map(lambda a: a + np.inf if a.dtype.kind == "f" else a, real)
-    after, history = simulation.advance(jax.tree.map(jnp.copy, state), 1)
+    spoil = jax.jit(lambda tree: jax.tree.map(lambda a: a + np.inf if a.dtype.kind == "f" else a, tree))
+    simulation._inputs = spoil(real)
+    after, history = simulation.advance(state, 1)
     simulation._inputs = real
     lost = history["diverged"][:, 0] > 0  # an aggregation of l2gd reads no data
     assert lost.any()
     chex.assert_trees_all_equal(*(jax.tree.map(lambda a: a[lost], tree) for tree in (after.server, before)))
+    return history
 
 
 def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:

@@ -21,17 +21,14 @@ def working(federation, clients) -> int:
 
 
 @pytest.mark.slow
-def test_more_clients_at_once_need_more(federation):
-    assert working(federation, "vmap") > working(federation, "map") > 0
-
-
-@pytest.mark.slow
 def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation, monkeypatch):
     plan = ExecutionPlan(devices=1)
     want_simulation = simulate(METHODS["fedavg"], federation, cohort=None, plan=plan)
     want = outcome(want_simulation, 2)
     assert want_simulation.execution.block == federation.num_clients
-    between = (working(federation, "vmap") + working(federation, "map")) // 2
+    together, in_turn = (working(federation, clients) for clients in ("vmap", "map"))
+    assert together > in_turn > 0
+    between = (together + in_turn) // 2
     leave(monkeypatch, between)
     simulation = simulate(METHODS["fedavg"], federation, cohort=None, plan=plan)
     of = simulation._programs._of

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problem import ORDER, assert_close, outcome, padded, reordered, simulate, spoiled
+from problem import ORDER, WHOLE, assert_close, disguised, outcome, reordered, simulate
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork
 from jaxpfl.algorithms.parts.hyper import rates
@@ -19,9 +19,9 @@ CARRYING = [name for name, method in METHODS.items() if method.statistics]
 @pytest.mark.parametrize(("name", "batch_size"), [("fedbn", 100), ("ditto", 6)])
 def test_everything_that_must_not_matter_at_once(federation, name, batch_size):
     more = {"model": "mlp-bn:6", "dtype": np.float64, "batch_size": batch_size}
-    plain = simulate(METHODS[name], federation, plan=ExecutionPlan(clients="map", runs="map", devices=1), **more)
+    plain = simulate(METHODS[name], federation, plan=WHOLE, **more)
     plan = ExecutionPlan(clients="3", runs="vmap", devices=1)
-    other = simulate(METHODS[name], spoiled(padded(federation).rows(ORDER)), plan=plan, **more)
+    other = simulate(METHODS[name], disguised(federation.rows(ORDER)), plan=plan, **more)
     assert_close(outcome(other, 2, (1, 2)), reordered(plain, outcome(plain, 2, (1, 2))), 1e-9)
 
 

@@ -2,16 +2,33 @@
 
 from dataclasses import replace
 
+import chex
 import jax
 import numpy as np
+import optax
 import pytest
-from problem import ORDER, assert_close, lose_round, outcome, padded, reference, reordered, simulate, spoiled, streamed
+from problem import (
+    ORDER,
+    WHOLE,
+    assert_close,
+    assert_continues,
+    choose,
+    disguised,
+    lose_round,
+    numbers,
+    outcome,
+    reference,
+    reordered,
+    simulate,
+    streamed,
+    traced_once,
+)
 from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, stack_clients
 from jaxpfl.algorithms.parts import optimizers
+from jaxpfl.algorithms.parts.servers import WithOptState
 from jaxpfl.data.passes import size_classes
-from jaxpfl.runs.checkpoint import Checkpoints
 
 WITH_FORMULAS = (
     *("adamix", "adaped", "adaped, idle", "adaped-plus", "adaped-plus, kept", "apfl", "ditto", "fedala", "fedavg"),
@@ -28,7 +45,7 @@ def test_everything_that_must_not_matter_at_once(method, federation):
     """Blocks of clients, runs and devices together, a row that is nobody's, padded data with garbage in the padding, in
     another order, parameters in one vector."""
     plan = ExecutionPlan(clients="3", runs="vmap", devices=2)
-    given = spoiled(padded(federation).rows(ORDER))
+    given = disguised(federation.rows(ORDER))
     other = simulate(method, given, plan=plan, dtype=np.float64)
     want = reordered(simulate(method, federation, dtype=np.float64), reference(method.name))
     with optimizers.one_vector(True):
@@ -39,17 +56,16 @@ def test_everything_that_must_not_matter_at_once(method, federation):
 SERVED = ("adamix", "fedem", "fedper", "knn-per", "local", "network-lasso", "persfl")
 """Methods of each kind of state, upload and message whose clients may live in host memory; the kinds of AdaPeD, Ditto
 and SCAFFOLD are in `engine/test_streamed_clients`."""
-IN_PARTS = ("toy clusters", "toy medians", "adamix", "fedpac", "scaffold")
-"""Methods that between them have every part of the engine, single uploads, stacks of models and two kinds of upload."""
+IN_PARTS = ("toy clusters", "adamix", "fedpac", "scaffold")
+"""Methods with idle clients, stacks of models and two kinds of upload; single uploads of clients in groups are on four
+devices in `multidevice/test_model_shards`."""
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", IN_PARTS)
-def test_models_in_parts_on_two_devices_give_the_same(federation, name):
+def test_models_in_parts_on_two_devices_give_the_same(name):
     plan = ExecutionPlan(model_shards=2, clients="3", runs="vmap")
-    got = outcome(simulate(CASES[name], federation, plan=plan, dtype=np.float64), 3, (1, 2))
-    assert_close(got, reference(name), 1e-9)
+    assert_close(numbers(CASES[name], plan=plan), reference(name), 1e-9)
 
 
 @pytest.mark.slow
@@ -63,13 +79,14 @@ def test_models_in_parts_on_two_devices_give_the_same(federation, name):
     ],
     ids=["all at once", "cohort at once", "short calls, nothing donated"],
 )
-def test_any_plan_gives_the_same_numbers(federation, name, cohort, plan):
-    got = outcome(simulate(CASES[name], federation, plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2))
-    assert_close(got, reference(name, cohort), 1e-9)
+def test_any_plan_gives_the_same_numbers(federation, tmp_path, name, cohort, plan):
+    """And one trace serves calls of every length, also from a checkpoint."""
+    simulation = simulate(CASES[name], federation, plan=plan, cohort=cohort, dtype=np.float64, wrap=traced_once)
+    assert_close(outcome(simulation, 3, (1, 2)), reference(name, cohort), 1e-9)
+    assert_continues(simulation, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("name", "clients"), [("fedem", "3"), ("ifca", "map")])
 def test_chunks_of_passes_change_nothing(federation, name, clients):
     """Passes over all examples in chunks of 2, also where several clients' chunks are one list, and runs an axis."""
@@ -77,8 +94,7 @@ def test_chunks_of_passes_change_nothing(federation, name, clients):
         **{name: replace(getattr(federation, name), chunk=2) for name in ("train", "validation", "test")}
     )
     plan = ExecutionPlan(clients=clients, runs="vmap", devices=1)
-    got = outcome(simulate(METHODS[name], short, plan=plan, dtype=np.float64), 3, (1, 2))
-    assert_close(got, reference(name), 1e-9)
+    assert_close(numbers(METHODS[name], short, plan=plan), reference(name), 1e-9)
 
 
 @pytest.mark.slow
@@ -96,22 +112,25 @@ def test_full_batches_at_the_length_of_a_class_change_nothing(monkeypatch, name,
 
 
 @pytest.mark.slow
-def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federation, tmp_path):
-    """However the rounds are parted into calls."""
-    simulation = simulate(method, federation)
-    whole, history = simulation.advance(simulation.init([0, 1]), 5)
-    state, _ = simulation.advance(simulation.init([0, 1]), 2)
-    Checkpoints(tmp_path).save(2, state, 1.5)
-    again, seconds = Checkpoints(tmp_path).restore(simulation.init([0, 1]), 2, print)
-    assert seconds == 1.5
-    again, _ = simulation.advance(again, 1)
-    again, last = simulation.advance(again, 2)
-    for a, b in zip(
-        jax.tree.leaves((whole._replace(key=(), noise=()), jax.tree.map(lambda a: a[:, 3:], history))),
-        jax.tree.leaves((again._replace(key=(), noise=()), last)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+def test_test_examples_reach_nothing_but_scores(method, federation):
+    test, want = federation.test, reference(method.name)
+    nothing = test.with_examples(x=np.full_like(test.examples.x, np.nan), y=2 - test.examples.y)
+    got = numbers(method, federation._replace(test=nothing))
+    chex.assert_trees_all_equal((got["state"], got["history"]), (want["state"], want["history"]))
+    assert not np.array_equal(got["scores"]["after"]["loss"], want["scores"]["after"]["loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
+    """At the server the factory takes the general way, with its memory, and arrives where averaging does."""
+    chosen, want = choose(method, optimizer=optax.sgd, server_optimizer=optax.sgd), reference(method.name)
+    simulation = simulate(chosen, federation, plan=WHOLE, dtype=np.float64)
+    assert isinstance(simulation.init([0]).server, WithOptState) == hasattr(method.hyper, "server_lr")
+    got = outcome(simulation, 3, (1, 2), scored=False)
+    if hasattr(method.hyper, "server_lr"):
+        got["state"] = got["state"]._replace(server=got["state"].server.state)
+    assert_close(got, want | {"scores": {}}, 1e-9)
 
 
 @pytest.mark.slow

@@ -5,26 +5,19 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
-from problem import assert_close, outcome, ragged_federation, simulate
+from problem import WHOLE, assert_close, numbers, ragged_federation, simulate
 from toys import CASES
 
 from jaxpfl import ExecutionPlan
 from jaxpfl.engine import placement
 
-WHOLE = ExecutionPlan(clients="map", runs="map", devices=1)
-
 
 def assert_same_in_parts(method, *plans, **given):
     """Three rounds of two seeds in float64, models whole and under plans that share them."""
-    with jax.enable_x64(True):
-        want, *found = (
-            outcome(simulate(method, ragged_federation(), plan=plan, dtype=np.float64, **given), 3, (1, 2))
-            for plan in (WHOLE, *plans)
-        )
+    want, *found = (numbers(method, plan=plan, **given) for plan in (WHOLE, *plans))
     for got in found:
         assert_close(got, want, 1e-9)
 

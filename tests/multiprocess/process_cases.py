@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import toys
-from problem import outcome, ragged_federation, simulate
+from problem import numbers, ragged_federation, simulate
 
 from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation
 from jaxpfl.core.types import PersonExamples
@@ -40,9 +40,7 @@ COHORTS: dict[str, int | float | None] = {
 
 def method(name: str, cohort: int | float | None) -> dict[str, Any]:
     """State, history and scores of three rounds of a method, in float64."""
-    with jax.enable_x64(True):
-        simulation = simulate(toys.CASES[name], ragged_federation(), cohort=cohort, dtype=np.float64)
-        return outcome(simulation, 3, (1, 2))
+    return numbers(toys.CASES[name], plan=None, cohort=cohort)
 
 
 def trained(method: str, privacy: Mechanism | PrivacyConfig) -> dict[str, Any]:

@@ -70,11 +70,18 @@ def test_a_private_run_of_two_processes_and_its_resume_by_others(tmp_path):
     assert_same(parts, whole)
 
 
-def test_compare_in_two_processes(tmp_path):
+def test_compare_in_two_processes_that_find_each_other_under_slurm(tmp_path):
     """Methods with and without states, and a secret noise seed, which process 0 draws for both."""
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
+    step |= {"SLURM_NTASKS": "2", "JAXPFL_DISTRIBUTED_TOKEN": "0123456789abcdef"}
     ours = ("compare", "fedavg", "adaped", *PRIVATE, "--rounds", "3", "--privacy.noise-seed", "secret")
-    assert run(tmp_path, *ours, "--output", str(tmp_path / "run"), processes=2) == [0, 0], said(tmp_path, 0)
+    each = [step | {"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in "01"]
+    command = (*ours, "--distributed", "auto", "--output", str(tmp_path / "run"))
+    with started([command] * 2, tmp_path, code=TOGETHER, each=each) as running:
+        assert ended(running, 240) == [0, 0], said(tmp_path, 0)
     assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]) == {"fedavg", "adaped"}
+    assert "run folder" in said(tmp_path, 0, "out")
+    assert said(tmp_path, 1, "out") == said(tmp_path, 1) == ""
 
 
 @pytest.mark.parametrize(("which", "number"), [(1, signal.SIGINT), (0, signal.SIGKILL)])
@@ -121,17 +128,6 @@ def test_what_differs_between_the_processes_is_refused(tmp_path):
             assert message in said(tmp_path, number)
             (_,) = [line for line in said(tmp_path, number).splitlines() if not line.startswith("waiting")]
         assert not (tmp_path / "run").exists()
-
-
-def test_processes_find_each_other_under_slurm(tmp_path):
-    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
-    step |= {"SLURM_NTASKS": "2", "JAXPFL_DISTRIBUTED_TOKEN": "0123456789abcdef"}
-    arguments = ("run", "fedavg", *SMALL, "--rounds", "2", "--distributed", "auto", "--output", str(tmp_path / "run"))
-    each = [step | {"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in "01"]
-    with started([arguments] * 2, tmp_path, each=each) as running:
-        assert ended(running, 240) == [0, 0], said(tmp_path, 0)
-    assert "run folder" in said(tmp_path, 0, "out")
-    assert said(tmp_path, 1, "out") == said(tmp_path, 1) == ""
 
 
 def test_without_a_cluster_nothing_is_found_and_ports_in_use_are_named(monkeypatch):

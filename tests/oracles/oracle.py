@@ -464,7 +464,7 @@ def _run(oracle: Oracle, kind: str) -> Run:
     if oracle.plain or kind != oracle.kinds[0]:
         return run_setting(oracle.method, oracle.hp, SETTINGS[kind], **given)
     plan = ExecutionPlan(clients="2", runs="vmap", devices=1 if oracle.method in ALIKE else 2, rounds_per_call=1)
-    problem = conformance.spoiled(conformance.padded(classification_problem()))
+    problem = conformance.disguised(classification_problem())
     given |= {"problem": problem, "plan": plan, "seeds": (SEED, 1)}
     with optimizers.one_vector(True):
         return run_setting(oracle.method, oracle.hp, SETTINGS[kind], **given)
