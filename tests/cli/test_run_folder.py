@@ -157,30 +157,21 @@ def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path,
     assert jaxpfl(capsys, "run", "local", *SMALL, "--output", folder, "--lr", "0.05").status == 0
 
 
-def test_a_changed_plan_is_allowed_and_said(undrawn, capsys):
-    folder, _ = undrawn
+def test_what_a_folder_allows_and_refuses_to_the_command_that_resumes_it(undrawn, capsys):
+    folder, summary = undrawn
     args = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
-    result = jaxpfl(capsys, *args, "--plan.clients", "vmap")
-    assert result.status == 0
-    assert "plan" in result.err
-
-
-def test_a_changed_experiment_is_refused_and_nothing_lost(finished, capsys):
-    folder, summary = finished
-    args = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
-    result = jaxpfl(capsys, *args, "--batch-size", "7")
-    assert result.status == 2
-    assert "batch_size: 5 -> 7" in result.err
-    assert json.loads((folder / "summary.json").read_text()) == summary
-
-
-def test_a_folder_in_which_a_process_is_at_work_is_refused(finished, capsys):
-    folder, _ = finished
+    changed = jaxpfl(capsys, *args, "--batch-size", "7")
+    assert changed.status == 2
+    assert "batch_size: 5 -> 7" in changed.err
     with run_folder.lock(folder):
-        result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
-    assert (result.status, result.err.count("\n")) == (2, 1)
-    assert f"process {os.getpid()} on" in result.err
-    assert "is using" in result.err
+        locked = jaxpfl(capsys, *args)
+    assert (locked.status, locked.err.count("\n")) == (2, 1)
+    assert f"process {os.getpid()} on" in locked.err
+    assert "is using" in locked.err
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    planned = jaxpfl(capsys, *args, "--plan.clients", "vmap")
+    assert planned.status == 0
+    assert "plan" in planned.err
 
 
 @pytest.mark.slow

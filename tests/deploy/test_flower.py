@@ -6,11 +6,11 @@ import os
 import jax
 import numpy as np
 import pytest
+from command import jaxpfl
 from loopback import federation as run_app
 from test_parties import CLIENTS, SEED, agreed, federation, spec_of
 
 from jaxpfl import __version__
-from jaxpfl.cli.app import run as command
 from jaxpfl.deploy import Agreement, Node
 from jaxpfl.deploy.flower import conduct, write_app
 from jaxpfl.engine.build import simulation_of
@@ -102,8 +102,7 @@ def test_a_run_does_not_begin_without_its_clients(tmp_path, names, words):
 def test_command_writes_an_app(tmp_path, capsys):
     app = tmp_path / "app"
     args = ["--method", "fedavg", "--clients", "4", "--model", "linear", "--rounds", "2", "--lr-schedule", "cosine"]
-    command(["deploy", "flower", str(app), *args, "--check"])
-    assert f"flwr run {app} runs fedavg on 4 nodes" in capsys.readouterr().out
+    assert f"flwr run {app} runs fedavg on 4 nodes" in jaxpfl(capsys, "deploy", "flower", app, *args, "--check").out
     stored = json.loads((app / "federation" / "agreement.json").read_text())
     agreement = Agreement.from_json(stored)
     assert (agreement.spec.lr_schedule, agreement.num_clients, agreement.seed) == ("cosine", 4, 0)
@@ -112,12 +111,10 @@ def test_command_writes_an_app(tmp_path, capsys):
     assert "clientapp = " in (app / "pyproject.toml").read_text()
     for path in (app / "federation").glob("*.py"):
         compile(path.read_text(), path.name, "exec")
-    with pytest.raises(SystemExit):
-        command(["deploy", "flower", str(app), *args])
-    assert capsys.readouterr().err == f"error: {app} already exists: choose another folder\n"
-    with pytest.raises(SystemExit):
-        command(["deploy", "flower", str(tmp_path / "no"), "--method", "pooled", "--clients", "4"])
-    assert "pooled cannot be deployed: it trains on pooled examples" in capsys.readouterr().err
+    again = jaxpfl(capsys, "deploy", "flower", app, *args)
+    assert (again.status, again.err) == (2, f"error: {app} already exists: choose another folder\n")
+    refused = jaxpfl(capsys, "deploy", "flower", tmp_path / "no", "--method", "pooled", "--clients", "4")
+    assert "pooled cannot be deployed: it trains on pooled examples" in refused.err
     assert os.listdir(tmp_path) == ["app"]
 
 

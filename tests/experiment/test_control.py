@@ -3,6 +3,7 @@ compiling.
 """
 
 import json
+import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -76,11 +77,15 @@ def test_a_stopped_run_is_whole(whole):
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_where_the_whole_one_does(whole, tmp_path):
+def test_a_killed_run_ends_where_the_whole_one_does_unless_its_evaluations_are_lost(whole, tmp_path):
     folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
     open_folder(folder, experiment, resume=False)
     with pytest.raises(Killed):
         run_methods(experiment, folder, Kills(after=4))  # the last checkpoint is of round 3
+    lost = shutil.copytree(folder, tmp_path / "lost")
+    (lost / "metrics.jsonl").unlink()
+    with pytest.raises(JaxpflError, match=r"metrics.jsonl lacks the evaluation of fedavg after round 2, which"):
+        resumed(lost)
     summary = resumed(folder)
     assert records(folder) == records(whole)
     want = json.loads((whole / "summary.json").read_text())["methods"]["fedavg"]
@@ -88,17 +93,6 @@ def test_a_killed_run_ends_where_the_whole_one_does(whole, tmp_path):
     longer = resumed(folder, rounds=50)  # there is no patience left
     assert longer["methods"]["fedavg"]["stopped_after"] == want["stopped_after"]
     assert records(folder) == records(whole)
-
-
-@pytest.mark.slow
-def test_a_run_whose_evaluations_are_lost_is_not_continued(tmp_path):
-    folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
-    open_folder(folder, experiment, resume=False)
-    with pytest.raises(Killed):
-        run_methods(experiment, folder, Kills(after=4))
-    (folder / "metrics.jsonl").unlink()
-    with pytest.raises(JaxpflError, match=r"metrics.jsonl lacks the evaluation of fedavg after round 2, which"):
-        resumed(folder)
 
 
 def test_a_clock_counts_the_compiling_of_its_own_thread_once(monkeypatch):

@@ -2,12 +2,12 @@
 
 ``--warm-start``: runs that start from given parameters, from wherever they are read."""
 
+import functools
 import json
 import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from jaxpfl.runs.control import Reporter
 from jaxpfl.runs.run import run_methods
 
 METHODS = ("local", "fedavg")
-slow = partial(pytest.param, marks=pytest.mark.slow)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +74,17 @@ def damages(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield name, damaged_file(rng, name, whole)
 
 
-def sweep(finished: Path, experiment, tmp_path: Path) -> dict[str, int]:
-    """Damages one file after the other, and calls one command after the other.
+def same(found: dict, want: dict) -> bool:
+    flat = [json.dumps(tree, default=np.ndarray.tolist, sort_keys=True) for tree in (found, want)]
+    return flat[0] == flat[1]
 
-    Returns:
-      Of each command, how often it refused.
-    """
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jaxpfl.support.errors.JaxpflWarning")
+def test_damaged_files_are_one_line_or_change_nothing(finished, experiment, tmp_path, monkeypatch):
+    """Damages one file after the other, and calls one command after the other; each refuses some."""
+    prepared_once = functools.cache(stored_run.prepare)
+    monkeypatch.setattr(stored_run, "prepare", lambda config, methods, own: prepared_once(config, methods))
     original = json.loads((finished / "summary.json").read_text())
     parameters = read_parameters(f"{finished}:fedavg")
     folder = tmp_path / "run"
@@ -106,25 +111,7 @@ def sweep(finished: Path, experiment, tmp_path: Path) -> dict[str, int]:
             refused[command] += bool(commands[command]())
         for made in (folder, tmp_path / "models"):
             shutil.rmtree(made, ignore_errors=True)
-    return refused
-
-
-def cached(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Configs that were prepared before are not prepared again."""
-    known: dict[str, Any] = {}
-
-    def call(config: RunConfig, methods: tuple[str, ...], **own: Any) -> Any:
-        key = repr((config, methods))
-        if key not in known:
-            known[key] = prepare(config, methods, **own)
-        return known[key]
-
-    return call
-
-
-def same(found: dict, want: dict) -> bool:
-    flat = [json.dumps(tree, default=np.ndarray.tolist, sort_keys=True) for tree in (found, want)]
-    return flat[0] == flat[1]
+    assert min(refused.values()) > 0
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", *map(slow, (True, [None], {"x": []}))])
@@ -142,22 +129,9 @@ def test_every_field_of_a_stored_config_is_checked(experiment, tmp_path, value):
         open_folder(folder, experiment, resume=True)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxpfl.support.errors.JaxpflWarning")
-def test_damaged_files_are_one_line_or_change_nothing(finished, experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_run, "prepare", cached(stored_run.prepare))
-    refused = sweep(finished, experiment, tmp_path)
-    assert min(refused.values()) > 0
-
-
 @pytest.fixture(scope="module")
-def first(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("first") / "run", ("local", "fedavg"))
-
-
-@pytest.fixture(scope="module")
-def exported(first) -> Path:
-    return export(first, wanted=Selection(per_client=True))[0]
+def exported(finished, tmp_path_factory) -> Path:
+    return export(finished, tmp_path_factory.mktemp("exported") / "models", Selection(per_client=True))[0]
 
 
 @pytest.fixture
@@ -176,8 +150,8 @@ def prepared(start: str | Path | None, *methods: str, **changes) -> jaxpfl.runs.
 
 
 @pytest.mark.slow
-def test_the_same_parameters_from_a_run_an_export_and_a_file(first, exported):
-    places = (f"{first}:fedavg", f"{exported}:fedavg", exported / "fedavg" / "global.npz")
+def test_the_same_parameters_from_a_run_an_export_and_a_file(finished, exported):
+    places = (f"{finished}:fedavg", f"{exported}:fedavg", exported / "fedavg" / "global.npz")
     read = [read_parameters(str(place)) for place in places]
     for other in read[1:]:
         assert other.keys() == read[0].keys() == {"head/bias", "head/kernel"}
@@ -224,14 +198,14 @@ def test_fit_starts_from_a_tree(flat):
         ("{models}/manifest.json", "damaged or is not an .npz archive"),
     ],
 )
-def test_what_cannot_be_read(first, exported, place: str, message: str):
+def test_what_cannot_be_read(finished, exported, place: str, message: str):
     with pytest.raises(JaxpflError, match=message):
-        read_parameters(place.format(run=first, models=exported))
+        read_parameters(place.format(run=finished, models=exported))
 
 
 @pytest.mark.slow
-def test_the_models_of_several_clients_are_no_start(first, tmp_path):
-    folder, _ = export(first, tmp_path / "stacked", Selection("local"))
+def test_the_models_of_several_clients_are_no_start(finished, tmp_path):
+    folder, _ = export(finished, tmp_path / "stacked", Selection("local"))
     with pytest.raises(JaxpflError, match="contains several clients' models"):
         read_parameters(str(folder / "local" / "personal.npz"))
 

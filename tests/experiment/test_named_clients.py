@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import jaxpfl
 
 import jaxpfl as package
 from jaxpfl.cli import main
@@ -59,15 +60,13 @@ def test_every_result_names_the_clients(folder: Path, capsys: pytest.CaptureFixt
     text = "\n".join(notes(told))
     assert "fedavg: most hurt clients, against local training: " in text
     assert "local: worst clients: " in text
-    main(["report", str(folder / "one"), "--data-dir", str(folder)])
+    assert jaxpfl(capsys, "report", folder / "one", "--data-dir", folder).status == 0
     page = (folder / "one" / "report.html").read_text()
     for whole in ("<b>Ulm", "tab\there", "x" * 100):
         assert whole not in page
     for shown in ("&lt;b&gt;Ulm&lt;/b&gt;", "[red]Ada", "Zug", "7 of 7 clients"):
         assert shown in page
-    capsys.readouterr()
-    main(["compare-runs", str(folder / "one"), str(folder / "two"), "--json"])
-    found = json.loads(capsys.readouterr().out)["methods"]
+    found = jaxpfl(capsys, "compare-runs", folder / "one", folder / "two", "--json").json["methods"]
     assert any(row["worse"] for row in found)
     assert all(set(ORDER) >= {one["client_name"] for one in row["worse"]} for row in found)
     # In plots, the worst dots have names.
@@ -84,11 +83,10 @@ def test_every_result_names_the_clients(folder: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_describe_and_warnings_name_the_clients(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--data", "csv:own.csv", "--data-dir", str(folder), "--target", "label", "--client", "who"]
-    main(["data", "describe", *flags, "--task", "binary", "--json"])
-    found = json.loads(capsys.readouterr().out)["per_client"]
+    found = jaxpfl(capsys, "data", "describe", *flags, "--task", "binary", "--json").json["per_client"]
     assert [one["client_name"] for one in found] == ORDER
-    main(["data", "describe", *flags, "--task", "binary", "--plot", str(folder / "split.png")])
-    lines = capsys.readouterr().out.splitlines()
+    described = jaxpfl(capsys, "data", "describe", *flags, "--task", "binary", "--plot", folder / "split.png")
+    lines = described.out.splitlines()
     table = lines[lines.index("training examples by class") + 1 :]
     assert len({len(line) for line in table}) == 1
     assert any(line.startswith("<b>Ulm</b> ") for line in table)

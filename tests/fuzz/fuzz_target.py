@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from mutate import archive, damaged, damaged_text, odd_array, odd_tree
+from mutate import archive, damaged, damaged_text, npy, odd_array, odd_tree
 
 from jaxpfl.data import Source
 from jaxpfl.support.errors import JaxpflError
@@ -165,7 +165,7 @@ def damaged_file(rng: random.Random, name: str, content: bytes) -> bytes:
             with np.load(io.BytesIO(content)) as arrays:
                 content = archive(rng, dict(arrays))
         elif name.endswith(".npy"):
-            content = _npy(odd_array(rng, np.load(io.BytesIO(content))))
+            content = npy(odd_array(rng, np.load(io.BytesIO(content))))
         if rng.random() < 0.8:
             return content
     is_text = name.endswith((".json", ".jsonl", "SHA256SUMS"))
@@ -183,12 +183,6 @@ def _odd_lines(rng: random.Random, content: bytes) -> bytes:
         before = f"{zlib.crc32(text.encode()):08x} "
     lines[place] = before + text
     return ("\n".join(lines) + "\n").encode()
-
-
-def _npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, array, allow_pickle=True)
-    return file.getvalue()
 
 
 def whole(source: Source) -> Source:

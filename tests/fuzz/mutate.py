@@ -95,15 +95,11 @@ def odd_tree(rng: random.Random, tree: Any) -> Any:
 _KINDS = "? i1 u1 i2 u2 i4 u4 i8 u8 >i8 f2 f4 f8 >f4 g c8 c16 m8[s] M8[D] S3 U3 V4 O i4,f8"
 
 
-def some_dtype(rng: random.Random) -> np.dtype:
-    return np.dtype(rng.choice(_KINDS.split()))
-
-
 def odd_array(rng: random.Random, array: np.ndarray) -> np.ndarray:
     """An array of another type or shape, or with numbers at the ends of the range."""
     kind = rng.randrange(5)
     if kind == 0:
-        dtype = some_dtype(rng)
+        dtype = np.dtype(rng.choice(_KINDS.split()))
         return np.zeros(array.shape, dtype) if rng.random() < 0.5 else np.ones(array.shape).astype(dtype)
     if kind == 1:
         return np.resize(array, [rng.choice((0, 1, 2, 3, 5)) for _ in range(rng.randint(0, 5))])
@@ -117,6 +113,13 @@ def odd_array(rng: random.Random, array: np.ndarray) -> np.ndarray:
     if kind == 2 and wide.dtype.kind == "f" and wide.size:
         wide.reshape(-1)[0] = rng.choice((np.nan, np.inf, 1e300, -np.inf))
     return wide
+
+
+def npy(array: np.ndarray) -> bytes:
+    """An .npy file of it."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=True)
+    return file.getvalue()
 
 
 def archive(rng: random.Random, arrays: dict[str, np.ndarray]) -> bytes:
@@ -135,9 +138,7 @@ def archive(rng: random.Random, arrays: dict[str, np.ndarray]) -> bytes:
     (method,) = rng.choices(methods, (10, 10, 1, 1))
     with zipfile.ZipFile(file, "w", method) as out:
         for key, array in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, array, allow_pickle=True)
-            content = member.getvalue()
+            content = npy(array)
             if rng.random() < 0.1:
                 content = damaged(rng, content[:128]) + content[128:]
             if rng.random() < 0.1:

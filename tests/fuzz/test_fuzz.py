@@ -101,26 +101,18 @@ def _archive(path: Path, mark: Path) -> None:
     np.savez(path, x_train=objects(mark), y_train=np.zeros(2, int), a=objects(mark))
 
 
-def _array(path: Path, mark: Path) -> None:
-    np.save(path, objects(mark))
-
-
-def _pickle(path: Path, mark: Path) -> None:
-    path.write_bytes(pickle.dumps({"data": Payload(mark)}))
-
-
 def _yaml(path: Path, mark: Path) -> None:
     path.write_text(f'rounds: !!python/object/apply:os.mkdir ["{mark}"]\n')
 
 
-CASES: dict[str, tuple[str, Callable[[Path, Path], None], Callable[[Path], Any]]] = {
+CASES: dict[str, tuple[str, Callable[[Path, Path], object], Callable[[Path], Any]]] = {
     "npz data": ("a.npz", _archive, lambda path: load_npz("npz:a", path)),
     "npz in files": ("a.npz", _archive, lambda path: load_npz("npz:a", path, in_files=True)),
     "npz of a run or of models": ("a.npz", _archive, read_npz),
     "npz of a warm start": ("a.npz", _archive, lambda path: export.read_parameters(str(path))),
-    "npy of a federation": ("a.npy", _array, read_npy),
-    "mapped npy": ("a.npy", _array, lambda path: read_npy(path, mode="r")),
-    "pickle": ("a", _pickle, read_pickle),
+    "npy of a federation": ("a.npy", lambda path, mark: np.save(path, objects(mark)), read_npy),
+    "mapped npy": ("a.npy", lambda path, mark: np.save(path, objects(mark)), lambda path: read_npy(path, mode="r")),
+    "pickle": ("a", lambda path, mark: path.write_bytes(pickle.dumps({"data": Payload(mark)})), read_pickle),
     "yaml": ("a.yaml", _yaml, config.read),
 }
 

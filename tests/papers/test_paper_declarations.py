@@ -27,21 +27,15 @@ def rows_of(case):
     """Label, own setting and printed value of each row."""
     if isinstance(case, Students):
         return [(label, "", value) for label, value in case.printed.items()]
-    if isinstance(case, Reaching):  # two rows of each, one of which has the printed value
-        return [
-            (row.label, part, row.printed if part == reaching.ROUNDS else UNPRINTED)
-            for row in case.training.contenders
-            for part in reaching.PARTS
-        ]
-    if isinstance(case, Training) and case.every is not None:  # three rows of each, one of which has the printed value
-        parts = (board.LAST, board.BEST, board.EQUAL)
-        return [
-            (row.label, part, row.printed if part == board.BEST else UNPRINTED)
-            for row in case.contenders
-            for part in parts
-        ]
-    rows = case.contenders if isinstance(case, Training) else case.estimates
-    return [(row.label, getattr(row, "setting", ""), row.printed) for row in rows]
+    if isinstance(case, Reaching):
+        rows, parts, printed = case.training.contenders, reaching.PARTS, reaching.ROUNDS
+    elif isinstance(case, Training) and case.every is not None:
+        rows, parts, printed = case.contenders, board.PARTS, board.BEST
+    else:
+        rows = case.contenders if isinstance(case, Training) else case.estimates
+        return [(row.label, getattr(row, "setting", ""), row.printed) for row in rows]
+    # Two or three rows of each, one of which has the printed value.
+    return [(row.label, part, row.printed if part == printed else UNPRINTED) for row in rows for part in parts]
 
 
 def setting(case):

@@ -1,6 +1,7 @@
 """Runs of experiments: what is done is kept, a stopped run goes on, and folders of something else are refused."""
 
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -76,14 +77,9 @@ def test_rows_and_files(tmp_path):
 
 
 def test_a_stopped_run_goes_on(tmp_path):
-    asked = []
-
-    def stopped():
-        asked.append(True)
-        return len(asked) > 1
-
+    asked = itertools.chain([False], itertools.repeat(True))
     with pytest.raises(Interrupted):
-        run.run(EXPERIMENT, way(tmp_path, stopped=stopped))
+        run.run(EXPERIMENT, way(tmp_path, stopped=asked.__next__))
     assert [given.clients for given in RAN] == [10]
     assert results.of_folder(tmp_path) == ([], {})
     found = run.run(EXPERIMENT, way(tmp_path))
@@ -170,15 +166,10 @@ def test_a_search_then_runs_on_all_seeds_stopped_and_gone_on_with(tmp_path):
     rows = (Contender("fedavg", "FedAvg", Printed(50.0, 1.0)),)
     training = Training("digits", SMALL, rows, {"lr": (0.01, 0.1)})
     trained = Experiment("trained", "a paper", "accuracy", 1, (training,))
-    asked = []
-
-    def stopped():
-        asked.append(True)
-        return (tmp_path / "trained" / "runs" / "digits-FedAvg" / "final").exists()
-
+    place = tmp_path / "trained" / "runs" / "digits-FedAvg"
     with pytest.raises(Interrupted):
-        run.run(trained, way(tmp_path, trained, stopped=stopped))
-    search = tmp_path / "trained" / "runs" / "digits-FedAvg" / "search" / "journal" / "main.jsonl"
+        run.run(trained, way(tmp_path, trained, stopped=(place / "final").exists))
+    search = place / "search" / "journal" / "main.jsonl"
     before = search.read_text()
     (row,) = run.run(trained, way(tmp_path, trained)).rows
     assert search.read_text() == before

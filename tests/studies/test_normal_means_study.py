@@ -10,7 +10,6 @@ import pytest
 from command import jaxpfl
 from scipy import integrate, special, stats
 
-from jaxpfl.cli import main
 from jaxpfl.data.sources import csv_text
 from jaxpfl.estimators.empirical_bayes import (
     ebbinomial,
@@ -123,8 +122,8 @@ def test_successes_and_counts(capsys, tmp_path):
     for (header, prior), fit in fits.items():
         path = made(tmp_path, numbered(header, z, n))
         out = tmp_path / f"{header},{prior}"
-        main(["estimate", "normal-means", "--csv", str(path), "--prior", prior, "--output", str(out)])
-        assert f"read as: {header} of 4 clients" in capsys.readouterr().out
+        said = jaxpfl(capsys, "estimate", "normal-means", "--csv", path, "--prior", prior, "--output", out).out
+        assert f"read as: {header} of 4 clients" in said
         clients = rows_of(out / "estimates.csv")
         np.testing.assert_allclose([float(row["personalized"]) for row in clients], fit.mean, rtol=1e-9)
         assert [row["client"] for row in clients] == ["c0", "c1", "c2", "c3"]
@@ -137,8 +136,7 @@ def test_estimates_about_covariates(capsys, tmp_path):
     rng = np.random.default_rng(0)
     z, s = np.stack([rng.normal(size=12), rng.integers(1950, 2000, 12)], axis=1), rng.uniform(0.5, 1, 12)
     x = 3 + 2 * z[:, 0] + rng.normal(size=12)
-    rows = "\n".join(f"c{i},{x[i]},{s[i]},{z[i, 1]:g},{z[i, 0]}" for i in range(12))
-    path = made(tmp_path, f"ID,estimate,se,Year,income\n{rows}\n")
+    path = made(tmp_path, "ID" + numbered("estimate,se,Year,income", x, s, z[:, 1], z[:, 0]).removeprefix("id"))
     out = tmp_path / "out"
     own = ("--csv", str(path), "--covariates", "Income", "year", "--level", "0.9")
     found = jaxpfl(capsys, "estimate", "normal-means", *own, "--json", "--output", str(out)).json
@@ -269,8 +267,8 @@ def test_clients_in_groups(capsys, tmp_path):
     columns = {"mean": fit.group_mean, "stderr": fit.group_mse**0.5, "low": group_ends[0], "high": group_ends[1]}
     for name, values in columns.items():
         np.testing.assert_allclose([float(row[name]) for row in groups], values, rtol=1e-9, atol=1e-12)
-    main(["estimate", "normal-means", "--csv", str(path), *options])
-    assert "estimated from 6 groups: mean" in (said := capsys.readouterr().out)
+    said = jaxpfl(capsys, "estimate", "normal-means", "--csv", path, *options).out
+    assert "estimated from 6 groups: mean" in said
     assert "groups differ: likelihood ratio" in said
 
 
@@ -279,10 +277,9 @@ def test_clients_in_groups(capsys, tmp_path):
 def test_weighted_clients(capsys, tmp_path, prior):
     path, x, s, _ = pupils(tmp_path)
     out, w = tmp_path / "out", np.arange(24) % 5
-    main(
-        ["estimate", "normal-means", "--csv", str(path), "--weights", "People", "--prior", prior, "--output", str(out)]
-    )
-    assert f"weighted by people, equivalent to {w.sum() ** 2 / (w**2).sum():.4g} equal w" in capsys.readouterr().out
+    given = ("--csv", path, "--weights", "People", "--prior", prior, "--output", out)
+    said = jaxpfl(capsys, "estimate", "normal-means", *given).out
+    assert f"weighted by people, equivalent to {w.sum() ** 2 / (w**2).sum():.4g} equal w" in said
     with jax.enable_x64(True):
         fit = ebnm(x, s, prior=prior, weights=w)
         low, high = fit.interval()
@@ -324,8 +321,7 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     rng = np.random.default_rng(0)
     x, n = rng.normal(size=40), rng.integers(5, 50, 40)
     z = rng.binomial(n, 1 / (1 + np.exp(1 - x + 0.5 * rng.normal(size=40))))
-    path, out = tmp_path / "own.csv", tmp_path / "out"
-    path.write_text(f"client,{kind},age\n" + "\n".join(f"{i},{z[i]},{n[i]},{float(x[i])!r}" for i in range(40)))
+    path, out = made(tmp_path, numbered(f"{kind},age", z, n, x)), tmp_path / "out"
     given = ("--csv", path, "--covariates", "age", "--json", "--output", out)
     found = jaxpfl(capsys, "estimate", "normal-means", *given).json
     with jax.enable_x64(True):

@@ -1,15 +1,14 @@
 """The user's own clients: intervals that hold, scores only where they mean something, and what is said of privacy."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from command import jaxpfl
 
-from jaxpfl.cli import main
 from jaxpfl.estimators import gaussian_closed_form
 from jaxpfl.estimators.empirical_bayes import unit_level
 from jaxpfl.privacy import local_dp
@@ -21,17 +20,13 @@ from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_clients import CsvLayout
 from jaxpfl.support.errors import JaxpflError
 
-_RNG = np.random.default_rng(5)
-K = [f"K{i}" for i in range(4)]
+TWO = CsvLayout(value="u,v")
 
 
-def rows(names: list[str], columns: int) -> str:
-    return "".join(f"{name},{','.join(f'{x:.2f}' for x in _RNG.normal(9, 2, columns))}\n" for name in names)
-
-
-def write(path: Path, clients) -> Path:
-    rows = [f"c{i},{float(x)!r}" for i, own in enumerate(clients) for x in own]
-    path.write_text("\n".join(["client,value", *rows]))
+def write(path: Path, clients, columns: str = "value") -> Path:
+    """A file of each client's samples, numbers or rows of the columns."""
+    rows = [f"c{i}," + ",".join(map(str, np.atleast_1d(x).tolist())) for i, own in enumerate(clients) for x in own]
+    path.write_text("\n".join([f"client,{columns}", *rows]))
     return path
 
 
@@ -156,8 +151,7 @@ def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
 
 @pytest.mark.slow
 def test_clipped_messages_are_counted(tmp_path: Path):
-    path = tmp_path / "own.csv"
-    path.write_text("client,value\n" + rows(K * 3, 1))
+    path = write(tmp_path / "own.csv", np.random.default_rng(5).normal(9, 2, (4, 3)))
     own = own_gaussian.estimate_file(path, GaussianSettings(epsilon=1.0)).result
     assert own["privacy"]["clients_clipped"] == 4
     assert own["notes"][0].startswith("warning: 4 of 4 clients' means lie outside ±")
@@ -165,23 +159,12 @@ def test_clipped_messages_are_counted(tmp_path: Path):
     assert (own["privacy"]["clients_clipped"], own["notes"]) == (0, [])
 
 
-def layout_of(d: int) -> CsvLayout:
-    return CsvLayout(value=",".join("uvw"[:d]))
-
-
-def long(path: Path, x: np.ndarray) -> Path:
-    """Samples [m, n, d]."""
-    rows = [f"c{i}," + ",".join(map(repr, map(float, row))) for i, own in enumerate(x) for row in own]
-    path.write_text("\n".join(["client," + ",".join("uvw"[: x.shape[2]]), *rows]))
-    return path
-
-
 @pytest.mark.slow
 def test_a_column_in_other_units_changes_nothing_of_the_others(tmp_path: Path):
     rng = np.random.default_rng(0)
     x = 0.4 * rng.normal(size=(14, 1, 2)) + rng.normal(size=(14, 5, 2))
     plain, moved = (
-        own_gaussian.estimate_file(long(tmp_path / f"{k}.csv", each), GaussianSettings(), layout_of(x.shape[2]))
+        own_gaussian.estimate_file(write(tmp_path / f"{k}.csv", each, "u,v"), GaussianSettings(), TWO)
         for k, each in enumerate((x, x * [1, 1000] + [0, 7000]))
     )
     for name in ("local", "personalized", "low", "high"):
@@ -192,7 +175,7 @@ def test_a_column_in_other_units_changes_nothing_of_the_others(tmp_path: Path):
         a, b = plain.result["columns"][column], moved.result["columns"][column]
         assert b["gain_over_local"] == pytest.approx(a["gain_over_local"], rel=1e-6)
         assert b["clients_differ"]["p_value"] == pytest.approx(a["clients_differ"]["p_value"], rel=1e-6)
-    alone = own_gaussian.estimate_file(long(tmp_path / "alone.csv", x[:, :, :1]), GaussianSettings(), layout_of(1))
+    alone = own_gaussian.estimate_file(write(tmp_path / "alone.csv", x[:, :, 0]), GaussianSettings())
     np.testing.assert_allclose(alone.columns["personalized"], plain.columns["personalized_u"], rtol=1e-12)
     assert alone.result["gain_over_local"] == pytest.approx(plain.result["columns"]["u"]["gain_over_local"])
 
@@ -202,8 +185,8 @@ def test_the_gain_is_of_the_error_about_the_true_mean(tmp_path: Path):
     """Leave-one-out of six samples: the gain of five, 69 %, which noise of variance 1 had made 13 %."""
     m, n, st = 1500, 6, 0.3
     rng = np.random.default_rng(0)
-    x = st * rng.normal(size=(m, 1, 1)) + rng.normal(size=(m, n, 1))
-    result = own_gaussian.estimate_file(long(tmp_path / "own.csv", x), GaussianSettings(), layout_of(x.shape[2])).result
+    x = st * rng.normal(size=(m, 1)) + rng.normal(size=(m, n))
+    result = own_gaussian.estimate_file(write(tmp_path / "own.csv", x), GaussianSettings()).result
     s2 = 1 / (n - 1)
     exact = 1 - float(gaussian_closed_form.personalized(m, s2, st**2)) / s2
     gained = result["gains"]["personalized"]
@@ -221,12 +204,9 @@ def test_the_gain_is_of_the_error_about_the_true_mean(tmp_path: Path):
 @pytest.mark.slow
 def test_levels_and_what_is_said(tmp_path: Path):
     rng = np.random.default_rng(0)
-    x = np.array([1.0] * 10 + [9.0] * 2)[:, None, None] * rng.normal(size=(12, 6, 1))
-    path = long(tmp_path / "own.csv", x)
-    wide, narrow = (
-        own_gaussian.estimate_file(path, GaussianSettings(), layout_of(x.shape[2]), level=level)
-        for level in (0.99, 0.5)
-    )
+    x = np.array([1.0] * 10 + [9.0] * 2)[:, None] * rng.normal(size=(12, 6))
+    path = write(tmp_path / "own.csv", x)
+    wide, narrow = (own_gaussian.estimate_file(path, GaussianSettings(), level=level) for level in (0.99, 0.5))
     width = [np.subtract(own.columns["high"], own.columns["low"]) for own in (wide, narrow)]
     assert (width[0] > 2 * width[1]).all()
     assert (wide.result["level"], narrow.result["level"]) == (0.99, 0.5)
@@ -237,7 +217,7 @@ def test_levels_and_what_is_said(tmp_path: Path):
     assert wide.columns["sigma_x"][11] > 2 * wide.columns["sigma_x"][0]
     assert wide.columns["local_stderr"][11] > 2 * wide.columns["local_stderr"][0]
     with pytest.raises(JaxpflError, match="level must be > 0 and < 1, got 1"):
-        own_gaussian.estimate_file(path, GaussianSettings(), layout_of(x.shape[2]), level=1)
+        own_gaussian.estimate_file(path, GaussianSettings(), level=1)
 
 
 def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
@@ -257,8 +237,7 @@ def test_clients_about_covariates(capsys, tmp_path):
     path, y, x, client = own(tmp_path)
     out = tmp_path / "out"
     options = ("--value", "yield", "--covariates", "soy", "corn", "--level", "0.9")
-    main(["estimate", "gaussian", "--csv", str(path), *options, "--json", "--output", str(out)])
-    found = json.loads(capsys.readouterr().out)
+    found = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, *options, "--json", "--output", out).json
     with jax.enable_x64(True):
         fit = unit_level(y, x[:, ::-1], [f"c{i}" for i in client])
         low, high = fit.interval(0.9)
@@ -274,8 +253,7 @@ def test_clients_about_covariates(capsys, tmp_path):
     for name, values in {**columns, "high": high, "effect": fit.effect, "residual": fit.residual}.items():
         np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-8, atol=1e-10)
     assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png"}
-    main(["estimate", "gaussian", "--csv", str(path), "--value", "yield", "--covariates", "corn", "soy"])
-    said = capsys.readouterr().out
+    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, *options[:5]).out
     assert "regression: intercept" in said
     assert "clients differ: likelihood ratio" in said
 
@@ -291,9 +269,6 @@ def test_clients_about_covariates(capsys, tmp_path):
     ],
 )
 def test_what_would_be_ignored_is_refused_in_a_line(capsys, tmp_path, args, said):
-    path = own(tmp_path)[0]
-    with pytest.raises(SystemExit):
-        main(["estimate", "gaussian", "--csv", str(path), *args])
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", own(tmp_path)[0], *args)
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert said in refused.err

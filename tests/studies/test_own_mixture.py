@@ -14,31 +14,28 @@ from jaxpfl.support.errors import JaxpflError
 CENTERS = np.array([[10.0, -2.0], [14.0, 1.0], [20.0, 0.0]])
 
 
-def write(path: Path, units: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-    """Clients of three kinds with two columns, in these units; returns the kinds, [60]."""
+def write(path: Path, units: tuple[float, float] = (1.0, 1.0)) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Clients of three kinds with two columns, in these units; returns the kinds, [60], and each one's samples."""
     rng = np.random.default_rng(0)
     kinds = rng.choice(3, size=60, p=(0.5, 0.3, 0.2))
-    with open(path, "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["client", "mass", "size"])
-        for i, kind in enumerate(kinds):
-            for x in (CENTERS[kind] + (1.5, 0.5) * rng.normal(size=(rng.integers(3, 8), 2))) * units:
-                rows.writerow([f"c{i}", *map(repr, map(float, x))])
-    return kinds
+    samples = [(CENTERS[kind] + (1.5, 0.5) * rng.normal(size=(rng.integers(3, 8), 2))) * units for kind in kinds]
+    rows = [f"c{i},{mass},{size}" for i, own in enumerate(samples) for mass, size in own.tolist()]
+    path.write_text("\n".join(["client,mass,size", *rows]))
+    return kinds, samples
 
 
 GIVEN = MixtureSettings(components=3)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[mixture.Kinds, np.ndarray]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[mixture.Kinds, np.ndarray, list[np.ndarray]]:
     folder = tmp_path_factory.mktemp("kinds")
-    kinds = write(folder / "own.csv")
-    return mixture.fit_kinds(folder / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size")), kinds
+    kinds, samples = write(folder / "own.csv")
+    return mixture.fit_kinds(folder / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size")), kinds, samples
 
 
 def test_kinds_are_found(made):
-    found, kinds = made
+    found, kinds, _ = made
     np.testing.assert_array_equal(found.kind, kinds)
     result = found.result
     assert [kind["clients"] for kind in result["kinds"]] == np.bincount(kinds).tolist()
@@ -49,16 +46,13 @@ def test_kinds_are_found(made):
     assert errors[1] < 0.2 * errors[0]
 
 
-def test_probabilities_and_likelihood_are_those_of_the_samples(made, tmp_path: Path):
+def test_probabilities_and_likelihood_are_those_of_the_samples(made):
     """From the samples one by one, in double precision."""
-    found, _ = made
-    write(tmp_path / "own.csv")
-    with open(tmp_path / "own.csv") as file:
-        rows = list(csv.DictReader(file))
+    found, _, samples = made
+    assert found.columns["client"] == [f"c{i}" for i in range(60)]
     result = found.result
     total = 0.0
-    for i, name in enumerate(found.columns["client"]):
-        own = np.array([[float(row["mass"]), float(row["size"])] for row in rows if row["client"] == name])
+    for i, own in enumerate(samples):
         logs = [
             np.log(kind["share"]) + norm.logpdf(own, kind["center"], result["sigma_x"]).sum()
             for kind in result["kinds"]
@@ -75,7 +69,7 @@ def test_probabilities_and_likelihood_are_those_of_the_samples(made, tmp_path: P
 
 
 def test_units_change_nothing(made, tmp_path: Path):
-    found, _ = made
+    found, *_ = made
     write(tmp_path / "own.csv", units=(1000.0, 1e-6))
     other = mixture.fit_kinds(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size"))
     np.testing.assert_array_equal(other.kind, found.kind)
@@ -83,7 +77,7 @@ def test_units_change_nothing(made, tmp_path: Path):
 
 
 def test_files(made, tmp_path: Path):
-    found, _ = made
+    found, *_ = made
     assert [path.name for path in mixture.write_kinds(tmp_path / "plots", found)] == ["kinds.png"]
     with open(tmp_path / "estimates.csv") as file:
         rows = list(csv.DictReader(file))

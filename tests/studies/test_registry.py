@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import jaxpfl
+from test_studies import write_elections
 
 from jaxpfl.benchmarks import studies as benchmark_studies
 from jaxpfl.benchmarks.studies.histogram import study as histogram
@@ -51,15 +52,10 @@ every = pytest.mark.parametrize("name", registry.STUDIES)
 
 @pytest.fixture(scope="module", autouse=True)
 def elections(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("data") / "elections"
-    folder.mkdir()
-    years, rng = range(2000, 2024, 4), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     won = rng.random((30, 6)) < rng.random((30, 1))
-    lines = [f"{i:05d},{','.join('DR'[int(w)] for w in row)}" for i, row in enumerate(won)]
-    header = ",".join(["fips", *(f"win_{year}" for year in years)])
-    (folder / "county_winners_2000_2020.csv").write_text("\n".join([header, *lines]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXPFL_DATA_DIR", str(folder.parent))
+        patch.setenv("JAXPFL_DATA_DIR", write_elections(tmp_path_factory.mktemp("data"), won))
         yield
 
 

@@ -173,19 +173,21 @@ def test_when_says_what_the_study_finds(one_bit: dict):
     assert "helps" in when.verdict(said)[0]
 
 
+def write_elections(data: Path, won: np.ndarray) -> str:
+    """Write whether each county was won by R, [counties, 6], into a data directory, whose path it returns."""
+    (data / "elections").mkdir()
+    lines = [",".join(["fips", *(f"win_{year}" for year in range(2000, 2024, 4))])]
+    lines += [f"{i:05d},{','.join(row)}" for i, row in enumerate(np.where(won, "R", "D"))]
+    (data / "elections" / "county_winners_2000_2020.csv").write_text("\n".join(lines))
+    return str(data)
+
+
 @pytest.fixture(scope="module")
 def counties(tmp_path_factory) -> str:
     """400 counties of Beta(2, 2) tendencies in six exchangeable elections: there, collaboration does help."""
     rng = np.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "elections").mkdir()
     p = rng.beta(2, 2, size=(400, 1))
-    won = np.where(rng.uniform(size=(400, 6)) < p, "R", "D")
-    years = range(2000, 2024, 4)
-    lines = [",".join(["fips", *(f"win_{y}" for y in years)])]
-    lines += [f"{i:05d},{','.join(row)}" for i, row in enumerate(won)]
-    (folder / "elections" / "county_winners_2000_2020.csv").write_text("\n".join(lines))
-    return str(folder)
+    return write_elections(tmp_path_factory.mktemp("data"), rng.uniform(size=(400, 6)) < p)
 
 
 @pytest.mark.slow
