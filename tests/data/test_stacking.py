@@ -15,24 +15,6 @@ from data_files import source_of
 import jaxpfl
 from jaxpfl import data
 from jaxpfl.core.types import ClientData
-from jaxpfl.data import (
-    Source,
-    Summary,
-    check_batch_size,
-    describe,
-    draw_batches,
-    federate,
-    format_description,
-    plan_batches,
-    plot_split,
-    pooled,
-    scaled,
-    scaling_of,
-    single,
-    stack_clients,
-    summary,
-    take,
-)
 from jaxpfl.data.federate import set_apart
 from jaxpfl.data.stack import Examples
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
@@ -45,7 +27,7 @@ def clients(sizes: tuple[int, ...] = SIZES) -> list[Examples]:
 
 
 def test_the_store_and_its_padded_views() -> None:
-    federation = stack_clients(clients(), test=clients((1, 0, 4)))
+    federation = data.stack_clients(clients(), test=clients((1, 0, 4)))
     train = federation.train
     np.testing.assert_array_equal(train.examples.x, np.concatenate([x for x, _ in clients()]))
     np.testing.assert_array_equal(train.examples.y, np.concatenate([y for _, y in clients()]))
@@ -62,40 +44,40 @@ def test_the_store_and_its_padded_views() -> None:
 
 def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
     tokens = [(np.array([[1, 2]]), np.array([0]))]
-    assert stack_clients(tokens).train.x.dtype == np.int32
-    assert stack_clients(tokens + clients()).train.x.dtype == np.float32
+    assert data.stack_clients(tokens).train.x.dtype == np.int32
+    assert data.stack_clients(tokens + clients()).train.x.dtype == np.float32
 
 
 def test_dropping_empty_clients_keeps_the_ids_of_the_others() -> None:
     sizes = (3, 0, 2, 0)
     with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no training data \(namely 1, 3\): they are left out"):
-        federation = stack_clients(clients(sizes), test=clients((1, 9, 2, 9)), drop_empty=True)
+        federation = data.stack_clients(clients(sizes), test=clients((1, 9, 2, 9)), drop_empty=True)
     np.testing.assert_array_equal(federation.client_ids, [0, 2])
     np.testing.assert_array_equal(federation.train.size, [3, 2])
     np.testing.assert_array_equal(federation.test.size, [1, 2])
     np.testing.assert_array_equal(federation.train.x[1, :2], np.full((2, 2), 3.0))
     with pytest.raises(JaxpflError, match=r"2 of 2 clients have no training data \(namely 0, 1\): no client is left"):
-        stack_clients([([], []), ([], [])], drop_empty=True)  # type: ignore[list-item]
+        data.stack_clients([([], []), ([], [])], drop_empty=True)  # type: ignore[list-item]
 
 
 def test_batches_larger_than_a_client() -> None:
-    federation = stack_clients(clients())
-    check_batch_size(federation, 2, strict=True)
+    federation = data.stack_clients(clients())
+    data.check_batch_size(federation, 2, strict=True)
     with pytest.warns(JaxpflWarning, match="batch size 4 is larger .* of 2 of 3 clients .*smallest has 2") as seen:
-        check_batch_size(federation, 4)
+        data.check_batch_size(federation, 4)
     assert len(seen) == 1
     with pytest.raises(JaxpflError, match="of 2 of 3 clients"):
-        check_batch_size(federation, 4, strict=True)
+        data.check_batch_size(federation, 4, strict=True)
 
 
 def test_summary_and_description() -> None:
-    federation = stack_clients(clients(), test=clients((1, 0, 4)), client_ids=[5, 6, 9])
+    federation = data.stack_clients(clients(), test=clients((1, 0, 4)), client_ids=[5, 6, 9])
     federation = federation._replace(train=federation.train.bounded(8))
-    counts = summary(federation, num_classes=4)
+    counts = data.summary(federation, num_classes=4)
     np.testing.assert_array_equal(counts.class_counts, [[1, 1, 1, 0], [2, 2, 1, 0], [1, 1, 0, 0]])
     np.testing.assert_array_equal(counts.classes_held, [3, 3, 2])
     np.testing.assert_array_equal(counts.holders, [3, 3, 2, 0])
-    described = describe(counts)
+    described = data.describe(counts)
     assert json.loads(json.dumps(described)) == described
     assert described["examples_per_client"]["train"] == {"min": 2, "median": 3.0, "max": 5}
     assert described["capacity"] == {"train": 8, "validation": 0, "test": 4}
@@ -106,7 +88,7 @@ def test_summary_and_description() -> None:
         "test": 4,
         "class_counts": [1, 1, 0, 0],
     }
-    text = format_description(described, most_clients=2)
+    text = data.format_description(described, most_clients=2)
     assert "3 clients, 4 classes, inputs 2" in text
     assert "... and 1 more clients" in text
 
@@ -128,31 +110,31 @@ def test_test_examples_that_are_trained_on_are_counted(copies: int, tree: bool) 
     train = [(of(x[:20]), y[:20]), (of(x[20:]), y[20:])]
     said = rf"^{copies} of 13 test examples are training examples too, with the same features and label: use a"
     with pytest.warns(JaxpflWarning, match=said):
-        stack_clients(train, test=[(of(x_test), y_test), (of(x_test[:0]), y_test[:0])])
+        data.stack_clients(train, test=[(of(x_test), y_test), (of(x_test[:0]), y_test[:0])])
     users = np.zeros(40, np.int32)
-    source = Source("own", of(x), y, of(x_test), y_test, 2, "", users_train=users, users_test=users[:13])
+    source = data.Source("own", of(x), y, of(x_test), y_test, 2, "", users_train=users, users_test=users[:13])
     for partition in ("iid", "natural"):
         with pytest.warns(JaxpflWarning, match=said):
-            federate(source, partition=partition, clients=1)
+            data.federate(source, partition=partition, clients=1)
 
 
 def test_chance_repeats_of_discrete_features_are_no_leak() -> None:
     rng = np.random.default_rng(3)
     parts = [(rng.integers(2, size=(n, 6)).astype(np.float32), rng.integers(2, size=n)) for n in (60, 60)]
-    stack_clients(parts[:1], test=parts[1:])
+    data.stack_clients(parts[:1], test=parts[1:])
 
 
-def counts_of(m: int, num_classes: int, **options: object) -> Summary:
+def counts_of(m: int, num_classes: int, **options: object) -> data.Summary:
     labels = np.random.default_rng(0).integers(num_classes, size=12 * m + num_classes)
     arguments = {"partition": "dirichlet", "alpha": 0.3, "clients": m, **options}
-    return summary(federate(source_of(labels), **arguments), num_classes)
+    return data.summary(data.federate(source_of(labels), **arguments), num_classes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "num_classes"), [(1, 2), (1000, 150)])
 def test_sizes_of_splits(tmp_path: Path, m: int, num_classes: int) -> None:
     image = pytest.importorskip("PIL.Image")
-    path = plot_split(counts_of(m, num_classes, validation_share=0.2), tmp_path / "new" / "split.png")
+    path = data.plot_split(counts_of(m, num_classes, validation_share=0.2), tmp_path / "new" / "split.png")
     assert path == tmp_path / "new" / "split.png"
     assert [file.name for file in path.parent.iterdir()] == ["split.png"]
     with image.open(path) as picture:
@@ -162,7 +144,7 @@ def test_sizes_of_splits(tmp_path: Path, m: int, num_classes: int) -> None:
 
 
 def test_a_table_of_many_classes_counts_them() -> None:
-    text = format_description(describe(counts_of(5, 30)), most_clients=2)
+    text = data.format_description(data.describe(counts_of(5, 30)), most_clients=2)
     assert "training examples by class" not in text
     lines = text.splitlines()
     head = next(line for line in lines if line.startswith("client"))
@@ -221,7 +203,7 @@ def inputs(n: int, kind: type = dict) -> Any:
 @pytest.mark.parametrize("kind", [dict, Text])
 def test_stacking_trees(kind: type) -> None:
     clients = [(inputs(n, kind), np.arange(n) % 3) for n in (3, 5)]
-    federation = stack_clients(clients, test=[clients[1], (inputs(0, kind), np.zeros(0, int))])
+    federation = data.stack_clients(clients, test=[clients[1], (inputs(0, kind), np.zeros(0, int))])
     x = federation.train.x
     assert type(x) is kind
     tokens, length = x if kind is Text else (x["tokens"], x["length"])
@@ -237,34 +219,34 @@ def test_stacking_trees(kind: type) -> None:
 
 
 def test_from_a_source_to_a_batch() -> None:
-    source = Source("own", inputs(40), np.arange(40) % 4, inputs(8), np.arange(8) % 4, 4, "own")
-    federation = federate(source, partition="dirichlet", clients=4, alpha=1.0)
-    counts = summary(federation, 4, source)
+    source = data.Source("own", inputs(40), np.arange(40) % 4, inputs(8), np.arange(8) % 4, 4, "own")
+    federation = data.federate(source, partition="dirichlet", clients=4, alpha=1.0)
+    counts = data.summary(federation, 4, source)
     assert counts.unused == 0
-    described = describe(counts)
+    described = data.describe(counts)
     assert described["input_shape"] == {"length": [], "tokens": [4]}
-    assert "inputs length scalar, tokens 4" in format_description(described)
+    assert "inputs length scalar, tokens 4" in data.format_description(described)
 
-    plan = plan_batches(np.asarray(federation.train.size), steps=2, batch_size=3)
+    plan = data.plan_batches(np.asarray(federation.train.size), steps=2, batch_size=3)
     one = jax.tree.map(jnp.asarray, federation.train.client(1))
     assert isinstance(one, ClientData)
 
     @jax.jit
     def batch(one: ClientData) -> Any:
-        indices, valid = draw_batches(plan, jax.random.key(0), 0, one.size)
-        return take(one, indices[0], valid[0], plan)
+        indices, valid = data.draw_batches(plan, jax.random.key(0), 0, one.size)
+        return data.take(one, indices[0], valid[0], plan)
 
     x, y, _ = batch(one)
     assert (x["tokens"].shape, x["tokens"].dtype) == ((3, 4), jnp.int32)
     # The labels are the examples' own, and a row of tokens names its example.
     np.testing.assert_array_equal(x["tokens"][:, 0] // 4 % 4, y)
-    assert federate(pooled(source), partition="iid", clients=2).train.x["tokens"].shape[0] == 2
+    assert data.federate(data.pooled(source), partition="iid", clients=2).train.x["tokens"].shape[0] == 2
 
 
-def source(scales=(1.0, 1000.0, 0.0), n: int = 60, **changes) -> Source:
+def source(scales=(1.0, 1000.0, 0.0), n: int = 60, **changes) -> data.Source:
     rng = np.random.default_rng(3)
     x = (5 + rng.normal(size=(n, 3)) * np.array(scales)).astype(np.float32)
-    return Source("own", x, rng.integers(3, size=n).astype(np.int32), None, None, 3, "own")._replace(**changes)
+    return data.Source("own", x, rng.integers(3, size=n).astype(np.int32), None, None, 3, "own")._replace(**changes)
 
 
 def test_training_examples_of_all_clients_have_mean_zero_and_deviation_one():
@@ -288,10 +270,10 @@ def test_clients_that_arrive_later_are_scaled_as_the_others():
     trained, unseen = jaxpfl.set_apart(jaxpfl.federate(source(), partition="iid", clients=6), 2)
     scaling = data.scaling_of(trained)
     moved = unseen._replace(train=unseen.train.with_examples(x=unseen.train.examples.x + 1e6))
-    scaled = data.scaled(unseen, scaling)
+    arrived = data.scaled(unseen, scaling)
     raw = unseen.test.x[unseen.test.mask]
-    np.testing.assert_allclose(scaled.test.x[scaled.test.mask], (raw - scaling.mean) / scaling.deviation, rtol=1e-5)
-    np.testing.assert_array_equal(data.scaled(moved, scaling).test.x, scaled.test.x)
+    np.testing.assert_allclose(arrived.test.x[arrived.test.mask], (raw - scaling.mean) / scaling.deviation, rtol=1e-5)
+    np.testing.assert_array_equal(data.scaled(moved, scaling).test.x, arrived.test.x)
 
 
 def test_trees_of_inputs_and_many_blocks(monkeypatch):
@@ -328,7 +310,7 @@ def stamped(kind, folder):
         (folder / "a").write_text("\n".join(f"{label} 1:{stamp:.0f}" for stamp, label in zip(STAMPS, y, strict=True)))
         source = jaxpfl.load("libsvm:a", str(folder))
     elif kind == "source":
-        source = Source("own", x, y.astype(np.int32), None, None, 2, "")
+        source = data.Source("own", x, y.astype(np.int32), None, None, 2, "")
     else:
         np.savez(folder / "a.npz", x_train=x.astype(kind.split()[0]), y_train=y)
         source = jaxpfl.load(f"npz:{folder / 'a.npz'}", in_files="files" in kind)
@@ -340,11 +322,11 @@ def test_digits_are_cut_after_standardization(kind, tmp_path):
     federation = stamped(kind, tmp_path)
     given = np.unique(federation.train.examples.x)
     assert given.dtype == np.float64
-    made = scaled(federation, scaling_of(federation)).train.examples.x
+    made = data.scaled(federation, data.scaling_of(federation)).train.examples.x
     assert made.dtype == np.float32
     np.testing.assert_allclose(np.unique(made), (given - given.mean()) / given.std(), atol=1e-6)
     with pytest.warns(JaxpflWarning, match=rf"feature 0: {len(given)} distinct values become \d\d in single"):
-        cut = single(federation)
+        cut = data.single(federation)
     np.testing.assert_array_equal(cut.train.examples.x, federation.train.examples.x.astype(np.float32))
     assert cut.test.examples.x.dtype == np.float32
 

@@ -11,11 +11,11 @@ from jaxpfl.estimators.histograms import base as histogram
 FLOOR = 1e-5
 
 
-def small(seed: int = 0, n: int = 60, d: int = 30, k: int = 3, m: int = 40, alpha: float = 60.0):
-    """Counts [n, d], true histograms [n, d], clusters [n] and the population."""
+def small(seed: int = 0, n: int = 60, d: int = 30, k: int = 3, alpha: float = 60.0, size: int | None = None):
+    """Counts [n, d], true histograms [n, d], clusters [n] and the population; users of one size or of 20 to 79."""
     rng = np.random.default_rng(seed)
     population = simulated_users.zipf_mixture(rng, d, k, alpha)
-    drawn = simulated_users.draw_users(rng, population, rng.integers(m // 2, 2 * m, n))
+    drawn = simulated_users.draw_users(rng, population, np.full(n, size) if size else rng.integers(20, 80, n))
     counts = np.zeros((n, d), int)
     counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
     return counts, drawn.histograms.astype(float), drawn.clusters, population

@@ -117,7 +117,7 @@ def test_losses_and_the_best_lambda():
 
 def test_best_lambda_is_near_the_bayes_weight():
     """alpha / (alpha + m) = 1/3 with the true centers, on a grid of steps of .033 (Lemma 2.2)."""
-    counts, truth, _, population = _equal_sizes()
+    counts, truth, _, population = small(seed=4, n=600, d=50, k=2, alpha=50.0, size=100)
     users = users_of(counts, 128)
     candidates = jnp.linspace(0.1, 0.6, 16)
     centers = jnp.asarray(population.centers, jnp.float32)
@@ -133,17 +133,6 @@ def test_best_lambda_is_near_the_bayes_weight():
     again = histogram_tuning.finetuned(centers, histogram_tuning.size_weight(alphas[3]), 1e-7)
     assert float(found[3]) == pytest.approx(float(histogram_tuning.loss(users, truth, again)), rel=1e-5)
     assert float(best) == pytest.approx(50, rel=0.25)
-
-
-def _equal_sizes():
-    from jaxpfl.benchmarks.studies.histogram import simulated_users
-
-    rng = np.random.default_rng(4)
-    population = simulated_users.zipf_mixture(rng, 50, 2, 50.0)
-    drawn = simulated_users.draw_users(rng, population, np.full(600, 100))
-    counts = np.zeros((600, 50), int)
-    counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
-    return counts, drawn.histograms, drawn.clusters, population
 
 
 def test_a_blended_user_has_the_likeliest_shares():

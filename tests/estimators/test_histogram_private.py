@@ -135,9 +135,7 @@ def test_everything_together_is_the_exact_round_where_there_is_no_noise():
     start = histogram_private.private_start(
         jax.random.split(jax.random.key(1))[0], histogram_private.private_mean(first, FLOOR), 3, 1.0, FLOOR
     )
-    from jaxpfl.estimators.histograms.clusters import cluster
-
-    expected = cluster(users, start, 2, floor=FLOOR)
+    expected = histogram_clusters.cluster(users, start, 2, floor=FLOOR)
     some = np.asarray(expected.sizes) > 0
     np.testing.assert_allclose(np.asarray(made)[some], np.asarray(expected.centers)[some], rtol=1e-3, atol=1e-6)
     assert np.abs(np.asarray(shrunk) - np.asarray(made))[some].max() < 0.2
@@ -238,9 +236,7 @@ def test_algorithm_3_without_noise_is_the_mean_and_its_refinement():
     made = histogram_printed.centering(
         jax.random.key(0), users, CENTERS, epsilon=1e9, stddev=0.0, clip=1e6, floor=FLOOR
     )
-    from jaxpfl.estimators.histograms.clusters import sums
-
-    found = sums(users, CENTERS)
+    found = histogram_clusters.sums(users, CENTERS)
     some = np.asarray(found.sizes) > 0
     means = np.asarray(found.histograms / jnp.maximum(found.sizes, 1)[:, None])
     np.testing.assert_allclose(np.asarray(made)[some], floored(means)[some], rtol=1e-3, atol=5e-5)

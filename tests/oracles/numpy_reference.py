@@ -69,6 +69,23 @@ def step(params: Params, gradient: Params, rate: float, weight_decay: float) -> 
     return {k: w - rate * (gradient[k] + weight_decay * w) for k, w in params.items()}
 
 
+def flat(params: Params) -> np.ndarray:
+    """The parameters as one vector, by their sorted names."""
+    return np.concatenate([params[k].ravel() for k in sorted(params)])
+
+
+def unflat(vector: np.ndarray, like: Params) -> Params:
+    """The inverse of `flat`."""
+    parts = np.split(vector, np.cumsum([like[k].size for k in sorted(like)])[:-1])
+    return {k: part.reshape(like[k].shape) for k, part in zip(sorted(like), parts, strict=True)}
+
+
+def clip(tree: Params, limit: float) -> tuple[Params, float]:
+    """``tree / max(|tree| / limit, 1)``, whose norm is at most ``limit``, and the norm of the tree."""
+    norm = np.sqrt(sum(np.sum(np.square(v)) for v in tree.values()))
+    return {k: v / max(norm / limit, 1.0) for k, v in tree.items()}, norm
+
+
 # --- what happens around the steps ----------------------------------------------------------------
 
 

@@ -90,12 +90,11 @@ def scored_data() -> list[Batch]:
     return clients(classification_problem().test)
 
 
-def spoiled(bad: int, spoil: Callable[[np.ndarray], np.ndarray]) -> Federation:
-    """The problem with the inputs of one client changed."""
+def spoiled(bad: int) -> Federation:
+    """The problem with one infinite number among the inputs of one client."""
     problem = classification_problem()
-    train = clients(problem.train)
-    train[bad] = spoil(train[bad][0].copy()), train[bad][1]
-    return stack(train, clients(problem.test), IDS, clients(problem.validation))
+    problem.train.examples.x[problem.train.start[bad] + 2, 1] = np.inf
+    return problem
 
 
 def without(bad: int) -> Federation:
@@ -483,3 +482,13 @@ def cases(oracles: Mapping[str, Oracle]) -> list[Any]:
         for name, oracle in oracles.items()
         for kind in oracle.kinds
     ]
+
+
+def check_rounds(oracles: Mapping[str, Oracle]) -> Callable[[str, str], None]:
+    """The test that compares the rounds of every oracle with its formula's."""
+
+    @pytest.mark.parametrize(("name", "kind"), cases(oracles))
+    def test(name: str, kind: str) -> None:
+        oracles[name].check(kind)
+
+    return test

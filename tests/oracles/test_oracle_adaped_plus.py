@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from numpy_reference import averaged, backward, cross_entropy, decay, distillation, forward, run_rounds, step
-from oracle import ADAPED, CLASSES, ROUNDS, SETTINGS, SIZES, STEPS, M, Oracle, assert_same, cases, distance, on_host
+from oracle import ADAPED, CLASSES, ROUNDS, SETTINGS, SIZES, STEPS, M, Oracle, assert_same, distance, on_host
 
 TUNE, BATCH = 5, SETTINGS["uniform"].batch_size
 BASE = ADAPED | {"psi_init": 0.7, "psi_floor": 0.3, "c": 2.0}
@@ -139,11 +139,7 @@ ORACLES = {
     "kept, idle": plus(keep=True, idle_rounds=2, kinds=("reliable",), plain=False, **ALL),
     "tuned, plain": plus(fine_tune_steps=TUNE, plain=False),
 }
-
-
-@pytest.mark.parametrize(("name", "kind"), cases(ORACLES))
-def test_rounds(name, kind):
-    ORACLES[name].check(kind)
+test_rounds = oracle.check_rounds(ORACLES)
 
 
 @pytest.mark.slow

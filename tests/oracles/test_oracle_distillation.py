@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from numpy_reference import averaged, backward, cross_entropy, distillation, forward, run_rounds, step
-from oracle import SETTINGS, SGD, M, Oracle, cases, run_setting
+from oracle import SETTINGS, SGD, M, Oracle, check_rounds, run_setting
 
 from jaxpfl.algorithms.quped import quantize
 
@@ -102,11 +102,7 @@ ORACLES = {
         plain=True,
     ),
 }
-
-
-@pytest.mark.parametrize(("name", "kind"), cases(ORACLES))
-def test_rounds(name, kind):
-    ORACLES[name].check(kind)
+test_rounds = check_rounds(ORACLES)
 
 
 @pytest.mark.slow

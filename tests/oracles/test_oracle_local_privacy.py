@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from numpy_reference import Batch, Params, backward, cross_entropy, decay, distillation, forward, step, subtract
+from numpy_reference import Batch, Params, backward, clip, cross_entropy, decay, distillation, forward, step, subtract
 from oracle import ADAPED, SGD, SIZES, STEPS, M, Run, assert_same, classification_problem, client_row, perceptron, run
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, fit
@@ -25,12 +25,6 @@ from jaxpfl.privacy.silos import WORD, SiloMechanism, mechanism_of
 
 SCALED = ADAPED | {"lr_psi": 0.4, "psi_init": 1.5, "psi_floor": 0.2, "c": 2.0}
 ROUNDS, C1, C2 = 3, 0.28, 0.28
-
-
-def shortened(tree: dict[str, Any], limit: float) -> tuple[dict[str, Any], bool]:
-    """``tree / max(|tree| / limit, 1)``, and whether that shortened it."""
-    norm = np.sqrt(sum(np.sum(np.square(v)) for v in tree.values()))
-    return {k: v / max(norm / limit, 1.0) for k, v in tree.items()}, bool(norm > limit)
 
 
 def mean(server: dict[str, Any], ends: list[dict[str, Any]]) -> dict[str, Any]:
@@ -52,9 +46,9 @@ def test_fedavg():
         for x, y in oracle.train_data():
             w = mu
             for _ in range(STEPS):
-                gradient, was = shortened(backward(w, x, cross_entropy(forward(w, x), y)[1]), C1)
+                gradient, norm = clip(backward(w, x, cross_entropy(forward(w, x), y)[1]), C1)
                 w = step(w, gradient, SGD["lr"] * decay(SGD, r, STEPS), SGD["weight_decay"])
-                short.append(was)
+                short.append(norm > C1)
             ends.append(w)
         mu = mean(mu, ends)
         assert_same(got.states[r + 1].server.state, mu)
@@ -73,14 +67,14 @@ def adaped_step(
 
     h = backward(mu, x, distillation(forward(mu, x), forward(theta, x))[1] / (2 * psi))
     if joint:
-        both, short = shortened(h | {"psi": scale_gradient(mu)}, C1)
-        k = both.pop("psi")
+        both, norm = clip(h | {"psi": scale_gradient(mu)}, C1)
+        k, short = both.pop("psi"), norm > C1
         mu = step(mu, both, hp["lr_global"] * factor, hp["weight_decay"])
     else:
-        h, of_mu = shortened(h, C1)
+        h, of_mu = clip(h, C1)
         mu = step(mu, h, hp["lr_global"] * factor, hp["weight_decay"])
-        k, of_psi = shortened({"psi": scale_gradient(mu)}, C2)
-        k, short = k["psi"], of_mu or of_psi
+        k, of_psi = clip({"psi": scale_gradient(mu)}, C2)
+        k, short = k["psi"], of_mu > C1 or of_psi > C2
     return theta, mu, max(psi - hp["lr_psi"] * k, hp["psi_floor"]), short
 
 
@@ -172,9 +166,8 @@ def private_step(
     drawn = drawn[np.argsort(scores[drawn])][: mechanism.slots]
     total = {name: np.zeros_like(value) for name, value in w.items()}
     for i in drawn:
-        gradient = backward(w, x[[i]], cross_entropy(forward(w, x[[i]]), y[[i]])[1])
-        norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-        total = {name: total[name] + g / max(norm / C, 1) for name, g in gradient.items()}
+        gradient, _ = clip(backward(w, x[[i]], cross_entropy(forward(w, x[[i]]), y[[i]])[1]), C)
+        total = {name: total[name] + g for name, g in gradient.items()}
     mean = {name: (g + np.asarray(noise[name])) / (silo.threshold / WORD * len(y)) for name, g in total.items()}
     if pull is not None:
         mean = {name: g + HP["lam"] * (w[name] - pull[name]) for name, g in mean.items()}

@@ -20,7 +20,7 @@ from numpy_reference import (
     step,
     subtract,
 )
-from oracle import CLASSES, SIZES, M, Oracle, assert_same, cases, classification_problem, clients, global_alone
+from oracle import CLASSES, SIZES, M, Oracle, assert_same, classification_problem, clients, global_alone
 
 import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan
@@ -105,11 +105,7 @@ ORACLES = {
         lambda last: {"after": last.clients, "mu": last.server["mu"]},
     ),
 }
-
-
-@pytest.mark.parametrize(("name", "kind"), cases(ORACLES))
-def test_rounds(name, kind):
-    ORACLES[name].check(kind)
+test_rounds = oracle.check_rounds(ORACLES)
 
 
 # --- steps of Ditto -------------------------------------------------------------------------------

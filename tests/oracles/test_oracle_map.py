@@ -3,22 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from numpy_reference import Params, backward, cross_entropy, forward, run_rounds, step
+from numpy_reference import backward, cross_entropy, flat, forward, run_rounds, step, unflat
 from oracle import ADAPED, SETTINGS, SGD, Oracle, assert_same, cases, client_row, plain_clients, run_setting
 
 FOUR = SETTINGS["four"]
 """Even: the median of an odd cohort is a client's own entry, up to the rounding of what travelled, whose sign Laplace's
 penalty would feel."""
 HYPER = SGD | {"lr": 0.2, "weight": 0.8, "lr_location": 0.3, "lr_scale": 0.2, "scale_init": 0.3, "scale_floor": 0.02}
-
-
-def flat(params: Params) -> np.ndarray:
-    return np.concatenate([params[k].ravel() for k in sorted(params)])
-
-
-def unflat(vector: np.ndarray, like: Params) -> Params:
-    parts = np.split(vector, np.cumsum([like[k].size for k in sorted(like)])[:-1])
-    return {k: part.reshape(like[k].shape) for k, part in zip(sorted(like), parts, strict=True)}
 
 
 # --- the priors by hand: theta, mu are vectors ----------------------------------------------------

@@ -12,7 +12,7 @@ import oracle
 import pytest
 from flax import linen as nn
 from numpy_reference import average, averaged, cross_entropy, decay, run_rounds, step, subtract
-from oracle import CLASSES, FEATURES, HIDDEN, NEWCOMERS, ROUNDS, SETTINGS, SGD, STEPS, M, Oracle, assert_same, cases
+from oracle import CLASSES, FEATURES, HIDDEN, NEWCOMERS, ROUNDS, SETTINGS, SGD, STEPS, M, Oracle, assert_same
 
 from jaxpfl import Model, classification
 from jaxpfl.core.randomness import Purpose
@@ -215,11 +215,7 @@ ORACLES = {
     ),
     "fedprox, batch": Oracle("fedprox", SGD | {"prox": 0.3}, batch_norm, models=batch_models, **batch_norm_oracle()),
 }
-
-
-@pytest.mark.parametrize(("name", "kind"), cases(ORACLES))
-def test_rounds(name, kind):
-    ORACLES[name].check(kind)
+test_rounds = oracle.check_rounds(ORACLES)
 
 
 @pytest.mark.slow

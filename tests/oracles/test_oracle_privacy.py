@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from numpy_reference import adaped_step, decay, sgd, subtract
+from numpy_reference import adaped_step, clip, decay, sgd, subtract
 from oracle import ADAPED, IDS, SGD, STEPS, M, Setting, assert_same, classification_problem, client_row, clients
 
 import jaxpfl
@@ -21,12 +21,6 @@ from jaxpfl.privacy import Mechanism, descriptions, noise
 
 SCALED = ADAPED | {"lr_psi": 0.4, "psi_init": 0.8, "psi_floor": 0.7, "c": 2.0}
 COHORTS = {"uniform": uniform(M, 3), "poisson": poisson(M, 0.5), "poisson, two slots": poisson(M, 0.5, 2)}
-
-
-def clipped(change: dict[str, Any], limit: float) -> tuple[dict[str, Any], float]:
-    """The change scaled to a norm of at most ``limit``, and its norm."""
-    norm = np.sqrt(sum(np.sum(np.square(v)) for v in change.values()))
-    return {k: v * min(1.0, limit / norm) for k, v in change.items()}, norm
 
 
 def add(server: dict[str, Any], changes: list[dict[str, Any]], divisor: float) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def test_fedavg(kind):
         for i in drawn:
             batches = given.batches(i, seen[i], r, STEPS)
             w, _ = sgd(mu, batches, SGD["lr"] * decay(SGD, r, STEPS), SGD["weight_decay"])
-            change, norm = clipped(subtract(w, mu), limit)
+            change, norm = clip(subtract(w, mu), limit)
             changes.append(change)
             norms.append(norm)
             seen[i] += 1
@@ -73,7 +67,7 @@ def test_adaped_clips_mu_and_psi_together_and_keeps_psi_above_its_floor():
                 factor = decay(SCALED, r, STEPS)
                 theta, own_mu, own_psi, _, _ = adaped_step(theta, own_mu, own_psi, batch, SCALED, factor)
             thetas[i] = theta
-            changes.append(clipped(subtract(own_mu, mu) | {"psi": own_psi - psi}, limit)[0])
+            changes.append(clip(subtract(own_mu, mu) | {"psi": own_psi - psi}, limit)[0])
         mu = add(mu | {"psi": psi}, changes, M)
         psi = max(mu.pop("psi"), SCALED["psi_floor"])
         assert_same(state.server.state.mu, mu)
@@ -113,7 +107,7 @@ def test_adaptive_clipping_follows_the_quantile():
     for r in range(6):
         rate = SGD["lr"] * decay(SGD, r, STEPS)
         ends = [sgd(mu, [batch] * STEPS, rate, SGD["weight_decay"])[0] for batch in oracle.train_data()]
-        pairs = [clipped(subtract(w, mu), limit) for w in ends]
+        pairs = [clip(subtract(w, mu), limit) for w in ends]
         mu = add(mu, [change for change, _ in pairs], M)
         assert got.history["clipping_norm"][r] == pytest.approx(limit)
         limit *= np.exp(-0.5 * (np.mean([norm <= limit for _, norm in pairs]) - share))
@@ -121,17 +115,12 @@ def test_adaptive_clipping_follows_the_quantile():
         np.testing.assert_allclose(got.states[r + 1].server.clipping_norm, limit, rtol=1e-9)
 
 
-def infinite(x: np.ndarray) -> np.ndarray:
-    x[0, 0] = np.inf
-    return x
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "hp"), [("fedavg", SGD), ("adaped", SCALED)])
 def test_a_client_that_fails_contributes_zero_and_is_counted(method, hp):
     """The others' sum over the SAME divisor: who failed must not show in it."""
     mechanism = Mechanism(0.0, 0.3)
-    got = oracle.run_method(method, hp, rounds=2, problem=oracle.spoiled(1, infinite), privacy=mechanism)
+    got = oracle.run_method(method, hp, rounds=2, problem=oracle.spoiled(1), privacy=mechanism)
     # The same divisor for one client fewer: the expected cohort of five at a rate above one cannot be, so a wrapper.
     four = full(M - 1)._replace(expected_cohort=float(M))
     want = oracle.run_method(method, hp, rounds=2, problem=oracle.without(1), cohort=four, privacy=mechanism)
@@ -146,7 +135,7 @@ def test_a_client_that_fails_contributes_zero_and_is_counted(method, hp):
 @pytest.mark.slow
 def test_distributed_noise_needs_its_least_number_of_uploads():
     """A failed client still sends its share, so it counts; with one upload too few nothing is released."""
-    given = {"problem": oracle.spoiled(1, infinite), "cohort": uniform(M, 3), "rounds": 3}
+    given = {"problem": oracle.spoiled(1), "cohort": uniform(M, 3), "rounds": 3}
     enough, too_few = (
         oracle.run_method("fedavg", SGD, privacy=Mechanism(1.0, 1.0, "distributed", least), **given) for least in (3, 4)
     )

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 from numpy_reference import average, averaged, backward, cross_entropy, decay, forward, run_rounds, sgd, step, subtract
-from oracle import CLASSES, HEAD, ROUNDS, SEED, SETTINGS, SGD, SIZES, STEPS, M, Oracle, assert_same, cases, client_row
+from oracle import CLASSES, HEAD, ROUNDS, SEED, SETTINGS, SGD, SIZES, STEPS, M, Oracle, assert_same, client_row
 
 from jaxpfl.models.base import smoothed_cross_entropy
 
@@ -266,11 +266,7 @@ ORACLES = {
         "fedrod", SGD, fedrod, ("plain softmax", "the personal loss trains the body", "uniform mean"), models=both_heads
     ),
 }
-
-
-@pytest.mark.parametrize(("name", "kind"), cases(ORACLES))
-def test_rounds(name, kind):
-    ORACLES[name].check(kind)
+test_rounds = oracle.check_rounds(ORACLES)
 
 
 def assert_models(run, want):

@@ -152,13 +152,9 @@ def planted(monkeypatch, *, client=None, update=None, server=None, hyper=None):
     monkeypatch.setattr(build, "privatize", faulty)
 
 
-def halved(private):
-    return private.replace(noise_multiplier=private.noise_multiplier / 2)
-
-
 @slow
 def test_half_the_noise_is_seen_inside(monkeypatch):
-    planted(monkeypatch, hyper=halved)
+    planted(monkeypatch, hyper=lambda private: private.replace(noise_multiplier=private.noise_multiplier / 2))
     found = white_box.noise(subject(rounds=4), runs=16)
     assert "scale" in [finding.test for finding in white_box.faults(found.findings)]
     assert found.scale == pytest.approx(0.5, abs=4 * found.error)

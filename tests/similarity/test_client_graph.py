@@ -94,17 +94,11 @@ def test_refusals():
 
 
 @pytest.mark.slow
-def test_fit_makes_a_graph_of_neighbours():
+def test_fit_makes_a_graph_of_neighbours_or_takes_one():
     given = federation("data")
     options = {"model": "linear", "rounds": 2, "local_steps": 1, "batch_size": 200}
     result = jaxpfl.fit("network-lasso", given, neighbours=2, hyper={"lam": 1e3}, **options)
     np.testing.assert_array_equal(result.clusters, [KIND])
-
-
-@pytest.mark.slow
-def test_fit_takes_a_graph():
-    given = federation("data")
-    options = {"model": "linear", "rounds": 2, "local_steps": 1, "batch_size": 200}
     chain = graphs.from_edges([(0, 1), (1, 2)], 6)
     result = jaxpfl.fit("network-lasso", given, graph=chain, seeds=2, hyper={"lam": 1e3}, **options)
     np.testing.assert_array_equal(result.clusters, [[0, 0, 0, 1, 2, 3]] * 2)
