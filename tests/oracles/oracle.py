@@ -445,7 +445,7 @@ class Oracle:
             np.testing.assert_allclose(got.history[name], values, rtol=self.rtol, atol=1e-15, err_msg=name)
         with optimizers.one_vector(True):
             assert_scores(got, **self.models(want[-1]), rtol=self.rtol)
-            conformance.lose_round(got.simulation, got.state)
+            conformance.lose_round(got.simulation, jax.tree.map(jnp.copy, got.state))
         if kind == self.kinds[0]:
             assert not [defect for defect in self.defects if self.off_by(defect, kind) < self.seen]
 
