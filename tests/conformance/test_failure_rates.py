@@ -19,13 +19,13 @@ NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
     ("name", "runs", "rates"), [("fedavg", "map", [NOTHING, BOTH]), ("adaped", "vmap", [NOTHING, LOSSY, SLOW, BOTH])]
 )
 def test_rows_equal_runs_alone(federation, name, runs, rates):
-    """States, counters and history; at a rate of 0, of a run in which nothing fails."""
+    """States, counters, history and scores; at a rate of 0, of a run in which nothing fails."""
     seeds = [3, 4, 5, 6][: len(rates)]
 
     def run(dropout, stragglers, seeds):
         given = {"plan": ExecutionPlan(runs=runs, rounds_per_call=8), "dtype": np.float64, "model": "linear"}
         fails = Availability(dropout=dropout, stragglers=stragglers)
-        return outcome(simulate(METHODS[name], federation, failures=fails, **given), 4, seeds, scored=False)
+        return outcome(simulate(METHODS[name], federation, failures=fails, **given), 4, seeds)
 
     dropouts, slow = zip(*rates, strict=True)
     together = run(dropouts, slow, seeds)

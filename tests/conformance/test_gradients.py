@@ -168,8 +168,7 @@ def test_what_is_said_is_what_is_evaluated(name):
     np.testing.assert_array_equal(seen, counted.training[0])
     assert seen.sum() > 0
     assert (history["participants"] == (CLIENTS if name in EVERYBODY else 3)).all()
-    # Scores make the models with the same function.
-    (simulation.evaluate if name in ("adaped", "fedavg-ft") else simulation.personal_models)(state)
+    simulation.evaluate(state)
     np.testing.assert_array_equal(tally.taken(), counted.personalization)
 
 

@@ -53,6 +53,10 @@ def apart():
     return given._replace(model=given.model._replace(init=lambda key, x: jax.random.normal(key, (4,))))
 
 
+def nodes(number):
+    return {"choices": {"graph": graphs.from_edges([], number)}}
+
+
 NO_NORM = r"this model declares none: .* mlp-ln, cnn-gn or resnet"
 ABOUT = r"in_flight must be 0 or between 3 \(clients in a round\) and 5 \(all clients\), got 2"
 REFUSED = [
@@ -79,6 +83,7 @@ REFUSED = [
     ("fedem", {"task": apart()}, "fedem mixes class probabilities"),
     ("fedem", {"task": alike()}, "^fedem requires models with different initial parameters"),
     ("fedem", {"components": 1}, "^fedem.components must be >= 2, got 1"),
+    ("fedem", {"components": 6}, r"^fedem.components must be <= 5 \(the number of clients\)"),
     ("fedpac", {"head_steps": 0}, r"fedpac\.head_steps must be >= 1, got 0"),
     ("fedper", {"task": task(head=None)}, "^fedper requires .*names its head"),
     ("fedper", {"task": task(head=lambda path: False)}, "^fedper requires .*matches none of its parameters"),
@@ -89,6 +94,7 @@ REFUSED = [
     ("fedrep", {"head_steps": 3}, "at least one step on the head and one on the body"),
     ("ifca", {"task": alike()}, "^ifca requires models with different initial parameters"),
     ("ifca", {"clusters": 1}, "^ifca.clusters must be >= 2, got 1"),
+    ("ifca", {"clusters": 6}, r"^ifca.clusters must be <= 5 \(the number of clients\)"),
     ("ifca", {"choices": {"server_optimizer": "fedadam"}}, "server_optimizer must be sgd, got fedadam"),
     ("knn-per", {"neighbours": 0}, r"knn-per\.neighbours must be >= 1, got 0"),
     ("local", {"engine": {"unseen": classification_problem((5,), (7,))}}, "client 7 is in both federation and unseen"),
@@ -102,6 +108,7 @@ REFUSED = [
     ("network-lasso", {"tolerance": 0.0}, "network-lasso.tolerance must be > 0 and < 1, got 0.0"),
     ("network-lasso", {"shared": "w1,w3"}, "shared = 'w3' matches no parameter; the parameters are b1, b2, w1, w2"),
     ("network-lasso", {"personal": "none"}, "network-lasso has nothing to train"),
+    ("network-lasso", nodes(6), "the graph must have 5 nodes, one for each client, got 6"),
     ("network-lasso", {"choices": {"graph": None}}, "network-lasso requires a graph of the clients"),
     ("persfl", {"temperatures": (1.0, 0.0)}, "^persfl.temperatures must be one or more numbers > 0"),
     ("persfl", {"imitations": (1.5,)}, "^persfl.imitations must be one or more numbers >= 0 and <= 1"),
